@@ -145,6 +145,11 @@ CALLS: dict[str, Call] = {
     "cluster_snapshot": administration(NO_CLUSTER),
     "pipeline_backlog": of_cluster("describe"),
     "pipeline_state": of_cluster("describe"),
+    "restore_begin": of_cluster("admin", backup="b"),
+    "restore_schemas": of_cluster("admin", subjects=[]),
+    "restore_producers": of_cluster("admin", errors.LeaseLost.code, backup="b", topic="/shop/absent", producers=[]),
+    "restore_sessions": of_cluster("admin", errors.InvalidInput.code, backup="b", shard=0, blocks=[]),
+    "restore_finish": of_cluster("admin", backup="b"),
     "restore_allocate": of_cluster("admin", backup="b", topic="/shop/restored"),
     "restore_topic": of_cluster(
         "admin", errors.LeaseLost.code, backup="b", topic="/shop/absent", record=TOPIC_RECORD, shards=[[0, 0, 1]]

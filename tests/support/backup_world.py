@@ -136,11 +136,13 @@ class BackupWorld:
 @contextlib.asynccontextmanager
 async def backup_world(folder: Path, **sections: Any) -> AsyncIterator[BackupWorld]:
     node = await BrokerNode.start(node_settings(folder / "data", "iceberg", **sections))
+    world: BackupWorld | None = None
     try:
         link = await open_link(node.settings.local_socket, "test")
+        world = BackupWorld(node, link, folder)
         try:
-            yield BackupWorld(node, link, folder)
+            yield world
         finally:
             link.close()
     finally:
-        await node.stop()
+        await (world.node if world is not None else node).stop()  # the test may have started another one

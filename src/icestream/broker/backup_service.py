@@ -86,12 +86,15 @@ class BackupService:
         store: MetadataStore,
         clock: Clock,
         flush_cursors: Callable[[], Awaitable[None]],
+        write_sessions: Callable[[], Awaitable[None]],
         offload: Offload | None = None,
     ) -> None:
-        """`flush_cursors`: writes the cursors that have changed since their last flush."""
+        """`flush_cursors`: writes the cursors that have changed since their last flush. `write_sessions`: the marks of
+        MQTT sessions and the retained messages, to the log."""
         self._log = log
         self._store = store
         self._flush_cursors = flush_cursors
+        self._write_sessions = write_sessions
         self._clock = clock
         self._offload = offload or ThreadOffload("backup")
         self._running: dict[str, _RunningBackup] = {}
@@ -139,6 +142,7 @@ class BackupService:
     async def cut(self, backup_id: str) -> Cut:
         """Syncs the log and fixes the ends of all shards. Raises LeaseLost."""
         running = self._use(backup_id)
+        await self._write_sessions()
         await self._log.sync()
         lsn, data = await self._log.lifecycle.encode_present()
         running.parts[CHECKPOINT] = data

@@ -36,6 +36,7 @@ from icestream.broker.broker_consumer import BrokerConsumer, ConsumerSink
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.broker_subscription import BrokerSubscription
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
+from icestream.broker.cluster_restore import ClusterRestore
 from icestream.broker.danube_partitions import PartitionRequest
 from icestream.broker.guarded_mqtt import GuardedMqtt
 from icestream.broker.guarded_schemas import GuardedSchemas
@@ -430,6 +431,11 @@ class GuardedBroker:
     async def end_restore(self, backup_id: str, name: TopicName) -> None:
         self._require(Action.ADMIN, CLUSTER)
         await self._broker.end_restore(backup_id, name)
+
+    async def cluster_restore(self) -> ClusterRestore:
+        """What a restore brings back beside topics, once the session may."""
+        self._require(Action.ADMIN, CLUSTER)
+        return self._broker.restores
 
     async def deleted_topics(self) -> list[records.TombstoneRecord]:
         self._require(Action.ADMIN, CLUSTER)

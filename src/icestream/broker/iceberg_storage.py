@@ -26,6 +26,7 @@ from icestream.observability.log import get_logger
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 from icestream.wal.appender import AppendGroup
+from icestream.wal.producer_sequences import SequenceWindow
 from icestream.wal.receipt import Receipt
 from icestream.wal.retention import Retention
 from icestream.wal.state import Shard
@@ -114,6 +115,13 @@ class IcebergStorage:
 
     def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int, messages_max: int = 0) -> None:
         self.log.retention_job.set_retention(topic_id, shards, Retention(bytes_max, age_max_ms * 1000, messages_max))
+
+    async def restore_windows(self, windows: Sequence[tuple[ShardKey, int, SequenceWindow]]) -> None:
+        for key, producer_id, window in windows:
+            self.log.state.producers.restore(key, producer_id, window)
+        # No record of the log has windows: checkpoints have them.
+        if not await self.log.lifecycle.checkpoint():
+            raise errors.StorageUnavailable("a checkpoint of the log was not written", hint="look at its disk")
 
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
         self.log.state.producers.open(producer_id, producer_epoch)

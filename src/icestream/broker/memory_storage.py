@@ -22,7 +22,7 @@ from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Tasks
 from icestream.wal.appender import Placed, PlacedGroup, Result
 from icestream.wal.log_options import LogOptions, too_large
-from icestream.wal.producer_sequences import Duplicate, ProducerSequences
+from icestream.wal.producer_sequences import Duplicate, ProducerSequences, SequenceWindow
 from icestream.wal.receipt import Receipt
 from icestream.wal.state import Shard, Usage
 from icestream.wal.tail import SectionRead
@@ -85,6 +85,10 @@ class MemoryStorage:
 
     def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int, messages_max: int = 0) -> None:
         """Does nothing: everything is kept until the process ends."""
+
+    async def restore_windows(self, windows: Sequence[tuple[ShardKey, int, SequenceWindow]]) -> None:
+        for key, producer_id, window in windows:
+            self._producers.restore(key, producer_id, window)
 
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
         self._producers.open(producer_id, producer_epoch)

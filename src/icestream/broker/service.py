@@ -22,6 +22,7 @@ from icestream.broker.broker_consumer import BrokerConsumer, ConsumerSink
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.broker_subscription import BrokerSubscription, unknown_subscription
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
+from icestream.broker.cluster_restore import ClusterRestore
 from icestream.broker.danube_partitions import DanubePartitions, PartitionRequest
 from icestream.broker.delivery_health import DeliveryHealth
 from icestream.broker.mqtt.mqtt_options import NO_MQTT, MqttOptions
@@ -102,6 +103,7 @@ class Broker:
         # Raises PermissionDenied if dead letters may not be written there any more (guarded_broker.py).
         self.check_dead_letters: Callable[[TopicName, records.StoredIdentity | None], None] = lambda name, author: None
         self.mqtt = MqttService(mqtt, self, storage, store, clock, randomness or SystemRandomness())
+        self.restores = ClusterRestore(store, storage, self.mqtt, clock)
         self.is_ready = False
         self.is_closing = False
 
@@ -317,6 +319,7 @@ class Broker:
 
         async def change() -> BrokerTopic:
             restored = await self.topics.restore(topic)
+            await self.schemas.load_topic(topic.name)
             if not restored.subscriptions:
                 await self._subscriptions.load(restored)
             return restored

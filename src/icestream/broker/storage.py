@@ -26,6 +26,7 @@ from icestream.model.block import BlockHead
 from icestream.model.block_group import BlockGroup
 from icestream.model.filtered_rows import FilteredSection
 from icestream.model.shard import DeclaredGap, ShardKey, TopicIdentity
+from icestream.wal.producer_sequences import SequenceWindow
 from icestream.wal.receipt import Receipt
 from icestream.wal.tail import SectionRead
 
@@ -188,6 +189,9 @@ class PersistentStorage(Protocol):
 
     def set_retention(self, topic_id: int, shards: int, bytes_max: int, age_max_ms: int, messages_max: int = 0) -> None:
         """Bounds the messages of the topic that are in no table; 0: no bound. The oldest beyond it become a gap."""
+
+    async def restore_windows(self, windows: Sequence[tuple[ShardKey, int, SequenceWindow]]) -> None:
+        """Takes over what producers stored elsewhere, by shard and producer id; durable when it returns."""
 
     def open_producer(self, producer_id: int, producer_epoch: int) -> None:
         """Refuses numbered batches of every other epoch of this producer from now on."""

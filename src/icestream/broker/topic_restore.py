@@ -9,15 +9,19 @@ end         the table was adopted: the record goes
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
 
 from icestream import errors, limits
 from icestream.broker import records
+from icestream.broker.schema_registry_records import SubjectName, TopicSchema, id_key, topic_schema_key
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic_owners import TopicOwners
 from icestream.broker.topic_tombstones import chunks
+from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import DetachedRecord
 from icestream.catalog.topic_bindings import TopicBindings
 from icestream.metadata.command import Absent, AtRevision, Operation, Put, PutWithTtl
@@ -28,6 +32,8 @@ from icestream.model.topic_policies import PolicyValues
 from icestream.runtime.clock import Clock
 
 RESTORES: Final = "/restores/"
+# Records of the catalog and of the pipeline about a topic, by its id: they get the new one.
+RECORDS_OF_TOPICS: Final = (catalog_keys.RETAINED, catalog_keys.STRUCTURES, catalog_keys.RETENTION)
 
 
 class RestoreRecord(msgspec.Struct, frozen=True):
@@ -63,6 +69,9 @@ class BackedUpTopic(NamedTuple):
     shards: list[RestoredShard]
     subscriptions: list[RestoredSubscription]
     table: DetachedRecord | None
+    schema: TopicSchema | None = None
+    about: Mapping[str, bytes] = MappingProxyType({})  # by prefix, one of RECORDS_OF_TOPICS
+    keeps_owners: bool = False  # accounts are restored too, so owners of subscriptions are those of the backup
 
 
 class TopicRestore:
@@ -167,16 +176,14 @@ class TopicRestore:
             )
         operations: list[Operation] = [Put(topic_key, records.encode(record))]
         for subscription in topic.subscriptions:
-            # Ids of another cluster mean other subscriptions here; owners are accounts, which are not restored.
-            restored = msgspec.structs.replace(
-                subscription.record,
-                id=await self._store.allocate_id("subscription"),
-                principal="",
-                dead_letters_by=None,
-            )
+            # Ids of another cluster mean other subscriptions here; owners are accounts, which may not be restored.
+            restored = msgspec.structs.replace(subscription.record, id=await self._store.allocate_id("subscription"))
+            if not topic.keeps_owners:
+                restored = msgspec.structs.replace(restored, principal="", dead_letters_by=None)
             operations.append(Put(records.subscription_key(topic.name, subscription.name), records.encode(restored)))
         if topic.table is not None:
             operations += TopicBindings.plan_return(record.id, topic.table)
+        operations += await self._about(topic, record.id)
         metadata_file = "" if topic.table is None else topic.table.location
         created = RestoreRecord(record.id, is_created=True, metadata_file=metadata_file)
         operations.append(PutWithTtl(key, records.encode(created), limits.RESTORE_AGE_MS))
@@ -188,6 +195,21 @@ class TopicRestore:
             raise errors.AlreadyExists(
                 f"topic {topic.name} was created, or its namespace changed, concurrently", hint="restore again"
             )
+
+    async def _about(self, topic: BackedUpTopic, topic_id: int) -> list[Operation]:
+        """What else is known of a topic: first kept offsets, learned structure, commit times, its schema."""
+        operations: list[Operation] = [
+            Put(f"{prefix}{topic_id}", topic.about[prefix]) for prefix in RECORDS_OF_TOPICS if prefix in topic.about
+        ]
+        if topic.schema is not None and await self._has_subject(topic.schema):
+            operations.append(Put(topic_schema_key(topic.name), records.encode(topic.schema)))
+        return operations
+
+    async def _has_subject(self, schema: TopicSchema) -> bool:
+        """Whether the id of a topic's schema means the same subject here."""
+        key = id_key(schema.schema_id)
+        entry = await self._store.get(key)
+        return entry is not None and records.decode(SubjectName, key, entry.value).subject == schema.subject
 
     async def end(self, backup_id: str, name: TopicName) -> None:
         """Ends the restore of a topic: a further one makes another topic."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from icestream.backup.stored_backups import StoredBackup, StoredBackups
     from icestream.backup.warehouse_files import WarehouseFiles
     from icestream.processes.restore_run import RestoredTopic, RestorePlan
+    from icestream.processes.state_restore import RestoredPart
     from icestream.settings import Settings
 
 app = Commands("Make, list, show, verify and delete backups.")
@@ -236,6 +237,10 @@ def restore(
     new_name: Annotated[
         str | None, typer.Option("--as", metavar="TOPIC", help="Name for the restored topic, if --topics names one.")
     ] = None,
+    everything: Annotated[
+        bool,
+        typer.Option("--everything", help="Restore all of the backup; an error if the broker is not empty."),
+    ] = False,
     no_subscriptions: Annotated[
         bool, typer.Option("--no-subscriptions", help="Restore the messages alone, without subscriptions and cursors.")
     ] = False,
@@ -247,34 +252,44 @@ def restore(
 ) -> None:
     """Restore topics into a running broker, with their offsets, subscriptions and cursors; repeat it to continue.
 
-    Topics and tables that exist are not changed: `--as` restores beside a live topic. Accounts are not restored.
+    An empty broker gets all of the backup: every schema, MQTT sessions and retained messages too. Topics and tables
+    that exist are not changed: `--as` restores beside a live topic. Accounts are not restored.
 
-    Exit code 14: topics were left out, because their names are taken or their messages are incomplete in the backup.
+    Exit code 14: something was left out, because its name is taken or its messages are incomplete in the backup.
 
     Example: icestream backup restore latest --to /backup
     Example: icestream backup restore latest --to /backup --topics /shop/orders --as /shop/orders_restored
     """
     from icestream.cli.catalog_access import catalog_settings
+    from icestream.processes.state_restore import RestoreScope
 
     target = Target(broker, config, sets)
     settings = catalog_settings(target, needs_node=True)
     own = load_settings(config, sets).settings
     location, key_source = _location(to, own), key or _key_source(own)
 
-    async def run(stored: StoredBackups) -> list[RestoredTopic]:
+    async def run(stored: StoredBackups) -> tuple[list[RestoredTopic], list[RestoredPart]]:
         root = await stored.root(await _resolve(stored, backup_id))
         plan = await _restore_plan(stored, root, topics or [], new_name, has_subscriptions=not no_subscriptions)
+        if everything:
+            plan = plan._replace(scope=RestoreScope.EVERYTHING)
+        elif not (topics or new_name or no_subscriptions):
+            plan = plan._replace(scope=RestoreScope.EMPTY)
         for shard in root.incomplete:
             print_note(f"shard {shard.shard} of {shard.topic} is incomplete in the backup: {shard.reason}")
         return await _restore(target, settings, stored, root, plan)
 
-    restored = _with_target(settings, location, key_source, run)
+    if everything and (topics or new_name or no_subscriptions):
+        raise errors.InvalidInput("--everything leaves nothing out", hint="omit the other options")
+    restored, parts = _with_target(settings, location, key_source, run)
     answer = Output(output)
     if answer.is_text:
         answer.table(_RESTORED_COLUMNS, [[getattr(topic, name) for name in _RESTORED_COLUMNS] for topic in restored])
+        for part in parts:
+            print_note(f"{part.part}: {part.restored}" + "".join(f"\n  left out: {text}" for text in part.left_out))
     else:
-        answer.record({"topics": [topic._asdict() for topic in restored]})
-    if any(topic.problem for topic in restored):
+        answer.record({"topics": [topic._asdict() for topic in restored], "parts": [part._asdict() for part in parts]})
+    if any(topic.problem for topic in restored) or any(part.left_out for part in parts):
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
@@ -298,12 +313,12 @@ async def _restore_plan(
     if new_name is not None and len(topics) != 1:
         raise errors.InvalidInput(f"--as names one topic, {len(topics)} are chosen", hint="choose one with --topics")
     named = [(topic, TopicName.parse(new_name or topic.name)) for topic in topics]
-    return RestorePlan(named, has_subscriptions, skips_existing=len(named) > 1)
+    return RestorePlan(named, has_subscriptions, skips_existing=(new_name is None and not patterns) or len(named) > 1)
 
 
 async def _restore(
     target: Target, settings: Settings, stored: StoredBackups, root: BackupRoot, plan: RestorePlan
-) -> list[RestoredTopic]:
+) -> tuple[list[RestoredTopic], list[RestoredPart]]:
     """Runs a restore against the broker, with a progress bar."""
     from icestream.cli.broker_connection import broker_calls
     from icestream.cli.lake_http import LakeApi
@@ -334,7 +349,7 @@ async def _restore(
                     broker.call, adopt, stored, _source(settings), RestoredTables(settings), SystemClock(), offload,
                     plan, advance,
                 )  # fmt: skip
-                return await run.run(root)
+                return await run.run(root), run.parts
     finally:
         offload.close()
 

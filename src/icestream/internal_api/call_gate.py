@@ -48,7 +48,16 @@ _BACKUP: Final = (
     "backup_end",
     "backup_options",
 )
-_RESTORE: Final = ("restore_allocate", "restore_topic", "restore_end")
+_RESTORE: Final = (
+    "restore_begin",
+    "restore_schemas",
+    "restore_producers",
+    "restore_sessions",
+    "restore_finish",
+    "restore_allocate",
+    "restore_topic",
+    "restore_end",
+)
 # For clients of the HTTP ports of a process.
 _SESSIONS: Final = frozenset(("security_open_session", "security_close_session", "security_decide"))
 PROCESS_CALLS: Final[Mapping[str, frozenset[str]]] = {

@@ -1,14 +1,23 @@
 """The calls of a running restore on the local socket (broker/topic_restore.py). `backup` is the id of the backup.
 
 method             arguments                              result
+restore_begin      backup, counters, is_required          is_everything: the broker is empty and takes all
+restore_schemas    subjects                               left_out: [[subject, reason]]
+restore_producers  backup, topic, producers               nothing: before the topic is created
+restore_sessions   backup, shard, blocks                  nothing: of the session log, or of retained messages
+restore_finish     backup                                 nothing: sessions are opened, the restore is over
 restore_allocate   backup, topic, policies                id, is_created: whether the topic was created already,
                                                           metadata_file: of its table then
 restore_topic      backup, topic, record, shards,         id
-                   subscriptions, table
+                   subscriptions, table, schema,
+                   about, keeps_owners
 restore_end        backup, topic                          nothing: the restore of the topic is completed
 
 `record`, the records of subscriptions and cursors, and `table` are the JSON of broker/records.py and of the catalog's
 DetachedRecord, as bytes. `shards`: [shard, end, resume at]. `subscriptions`: [name, record, [[shard, cursor]]].
+`producers`: [name, record, [[shard, epoch, expected, start, [[first sequence, messages, base offset]]]]]. `subjects`:
+[name, record, [[version, bytes]]]. `about`: records of the topic by their prefixes. Blocks are transactions of
+durable/session_records.py.
 """
 
 from __future__ import annotations
@@ -19,13 +28,24 @@ import msgspec
 
 from icestream import limits
 from icestream.broker import records
+from icestream.broker.cluster_restore import RestoredProducer, RestoredSubject, RestoredWindow
+from icestream.broker.schema_registry_records import Subject, TopicSchema
 from icestream.broker.topic_restore import BackedUpTopic, RestoredShard, RestoredSubscription
 from icestream.catalog.catalog_records import DetachedRecord
 from icestream.frontends.native.public_calls import Call, Caller, Document, decode_arguments
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
 
-RESTORE_METHODS: Final = ("restore_allocate", "restore_topic", "restore_end")
+RESTORE_METHODS: Final = (
+    "restore_begin",
+    "restore_schemas",
+    "restore_producers",
+    "restore_sessions",
+    "restore_finish",
+    "restore_allocate",
+    "restore_topic",
+    "restore_end",
+)
 RestoredBackupId = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.BACKUP_ID_CHARACTERS_MAX)]
 
 
@@ -40,6 +60,32 @@ class AllocateTopic(msgspec.Struct):
     policies: bytes = b"{}"
 
 
+class BeginRestore(msgspec.Struct):
+    backup: RestoredBackupId
+    counters: dict[str, int] = {}
+    is_required: bool = False
+
+
+class FinishRestore(msgspec.Struct):
+    backup: RestoredBackupId
+
+
+class RestoreSchemas(msgspec.Struct):
+    subjects: list[tuple[str, bytes, list[tuple[int, bytes]]]]
+
+
+class RestoreProducers(msgspec.Struct):
+    backup: RestoredBackupId
+    topic: str
+    producers: list[tuple[str, bytes, list[tuple[int, int, int, int, list[tuple[int, int, int]]]]]]
+
+
+class RestoreSessions(msgspec.Struct):
+    backup: RestoredBackupId
+    shard: Annotated[int, msgspec.Meta(ge=0, le=1)]
+    blocks: Annotated[list[bytes], msgspec.Meta(min_length=1)]
+
+
 class CreateRestoredTopic(msgspec.Struct):
     backup: RestoredBackupId
     topic: str
@@ -47,6 +93,9 @@ class CreateRestoredTopic(msgspec.Struct):
     shards: list[tuple[int, int, int]]
     subscriptions: list[tuple[str, bytes, list[tuple[int, bytes]]]] = []
     table: bytes = b""
+    schema: bytes = b""
+    about: dict[str, bytes] = {}
+    keeps_owners: bool = False
 
 
 class RestoreCalls:
@@ -54,6 +103,47 @@ class RestoreCalls:
 
     def calls(self) -> dict[str, Call]:
         return {name: getattr(self, name) for name in RESTORE_METHODS}
+
+    async def restore_begin(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(BeginRestore, arguments)
+        restore = await caller.broker.cluster_restore()
+        begun = await restore.begin(request.backup, request.counters, is_required=request.is_required)
+        return {"is_everything": begun}
+
+    async def restore_schemas(self, caller: Caller, arguments: Document) -> Document:
+        subjects = [
+            RestoredSubject(name, records.decode(Subject, name, record), definitions)
+            for name, record, definitions in decode_arguments(RestoreSchemas, arguments).subjects
+        ]
+        restore = await caller.broker.cluster_restore()
+        return {"left_out": [list(subject) for subject in await restore.restore_schemas(subjects)]}
+
+    async def restore_producers(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(RestoreProducers, arguments)
+        producers = [
+            RestoredProducer(
+                name,
+                records.decode(records.ProducerRecord, name, record),
+                [RestoredWindow(*window) for window in windows],
+            )
+            for name, record, windows in request.producers
+        ]
+        restore = await caller.broker.cluster_restore()
+        await restore.restore_producers(request.backup, TopicName.parse(request.topic), producers)
+        return {}
+
+    async def restore_sessions(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(RestoreSessions, arguments)
+        restore = await caller.broker.cluster_restore()
+        await restore.restore_sessions(request.backup, request.shard, request.blocks)
+        return {}
+
+    async def restore_finish(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(FinishRestore, arguments)
+        restore = await caller.broker.cluster_restore()
+        await restore.end_sessions(request.backup)
+        await restore.end(request.backup)
+        return {}
 
     async def restore_allocate(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(AllocateTopic, arguments)
@@ -79,6 +169,9 @@ class RestoreCalls:
             [RestoredShard(*shard) for shard in request.shards],
             subscriptions,
             records.decode(DetachedRecord, "table", request.table) if request.table else None,
+            records.decode(TopicSchema, "schema", request.schema) if request.schema else None,
+            request.about,
+            request.keeps_owners,
         )
         return {"id": (await caller.broker.restore_topic(topic)).record.id}
 

@@ -111,6 +111,14 @@ class MetadataStore(ABC):
         """Allocates `count` unique numbers; returns the first."""
         return (await self._done(cmd.AllocateMonotonicId(counter, count))).first_id
 
+    async def raise_counter(self, counter: str, at_least: int) -> None:
+        """Lets a counter give out no number up to `at_least` any more."""
+        entry = await self.get(f"{cmd.COUNTERS}{counter}")
+        last = int(entry.value) if entry is not None else 0
+        while last < at_least:
+            count = min(at_least - last, limits.METADATA_IDS_PER_COMMAND_MAX)
+            last = await self.allocate_id(counter, count) + count - 1
+
     async def txn(
         self,
         compare: Sequence[cmd.Compare],

@@ -165,8 +165,10 @@ class BrokerNode:
             if log is not None
             else None
         )
-        flush_cursors = self.broker.storage.flush_cursors
-        self.backups = BackupService(log, store, clock, flush_cursors) if log is not None else None
+        storage, mqtt = self.broker.storage, self.broker.mqtt
+        self.backups = (
+            BackupService(log, store, clock, storage.flush_cursors, mqtt.write_state) if log is not None else None
+        )
         if self.ingest is not None:
             self.ingest.on_committed = self.broker.on_tables_committed
             self.ingest.certificate = self._http_certificate

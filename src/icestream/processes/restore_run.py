@@ -26,6 +26,7 @@ from icestream.backup.restored_table import BaseSnapshot, RestoredFile
 from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.table_view import live_entries, rewrite_position_deletes
 from icestream.broker import records
+from icestream.broker.topic_restore import RECORDS_OF_TOPICS
 from icestream.catalog.catalog_records import DetachedRecord
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifests import DATA_CONTENT, POSITION_DELETES_CONTENT, ManifestEntry, decode_manifest_list
@@ -35,6 +36,7 @@ from icestream.metadata.state_machine import StateMachine
 from icestream.model.task_messages import WrittenFile
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
+from icestream.processes.state_restore import Call, RestoredPart, RestoreScope, StateRestore
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Offload
 
@@ -46,12 +48,16 @@ _SYSTEM: Final = "/system/"
 class RestoreEffect(StrEnum):
     """The external effects of a restore, in their order: fault tests stop it before each."""
 
+    BEGIN = "begin"
+    SCHEMAS = "schemas"
     ALLOCATE = "allocate"
     COPY = "copy"
     TAILS = "tails"
     METADATA = "metadata"
+    PRODUCERS = "producers"
     CREATE = "create"
     ADOPT = "adopt"
+    SESSIONS = "sessions"
     END = "end"
 
 
@@ -65,10 +71,12 @@ class TailSpan(NamedTuple):
 
 
 class RestorePlan(NamedTuple):
-    """`topics`: those to restore, with their new names."""
+    """`topics`: those to restore, with their new names. Subscriptions, and with them windows of producers, may be left
+    out."""
 
     topics: Sequence[tuple[TopicCut, TopicName]]
     has_subscriptions: bool = True
+    scope: RestoreScope = RestoreScope.TOPICS
     skips_existing: bool = False  # a topic whose name is taken is reported, and the others are restored
 
 
@@ -116,7 +124,6 @@ class TableWriter(Protocol):
         """Writes a file durably; replaces nothing."""
 
 
-Call = Callable[..., Awaitable[Mapping[str, Any]]]
 # Binds a table, by its metadata file, to a topic; does nothing if it is bound to it already.
 Adopt = Callable[[TopicName, Identifier, str], Awaitable[None]]
 
@@ -149,21 +156,51 @@ class RestoreRun:
         self._plan = plan
         self._on_bytes = on_bytes
         self._on_effect = on_effect
+        self.parts: list[RestoredPart] = []  # what was restored beside topics
 
     async def run(self, root: BackupRoot) -> list[RestoredTopic]:
-        """Restores the topics of the plan one after the other. Raises what the first failure was."""
+        """Restores the topics of the plan one after the other, and in an empty broker all else of the backup. Raises
+        what the first failure was."""
         data = await self._stored.content(root.metadata, "metadata")
         state = load_snapshot(io.BytesIO(data).read)
+        rest = StateRestore(self._call, self._stored, root, state)
         rows = {(row.topic_id, row.source): row for row in await self._stored.object_rows(root) if row.source}
+        self._on_effect(RestoreEffect.BEGIN)
+        is_everything = await rest.begin(self._plan.scope)
+        # Before the topics: their records name the ids of subjects.
+        self._on_effect(RestoreEffect.SCHEMAS)
+        sources = None if is_everything else [TopicName.parse(cut.name) for cut, _ in self._plan.topics]
+        self.parts.append(await rest.restore_schemas(sources))
         restored: list[RestoredTopic] = []
         for cut, name in self._plan.topics:
             try:
-                restored.append(await self._restore(root, cut, name, state, rows))
+                restored.append(await self._restore(root, cut, name, state, rows, rest))
             except errors.AlreadyExists as error:
                 if not self._plan.skips_existing:
                     raise
                 restored.append(RestoredTopic(str(name), cut.name, 0, "", 0, 0, 0, 0, {}, str(error)))
+                continue
+            if not is_everything:
+                await self._end(root, name)
+        if is_everything:
+            await self._complete(root, restored, rest)
         return restored
+
+    async def _complete(self, root: BackupRoot, restored: Sequence[RestoredTopic], rest: StateRestore) -> None:
+        """Restores what refers to topics. Their restores end behind it: a repeat needs the ids that they got."""
+        ids = {cut.id: topic.id for (cut, _), topic in zip(self._plan.topics, restored, strict=True) if topic.id}
+        self._on_effect(RestoreEffect.SESSIONS)
+        sessions = await rest.restore_sessions(ids, keeps_owners=False)
+        if sessions is not None:
+            self.parts.append(sessions)
+        await rest.finish()
+        for topic in restored:
+            if topic.id:
+                await self._end(root, TopicName.parse(topic.topic))
+
+    async def _end(self, root: BackupRoot, name: TopicName) -> None:
+        self._on_effect(RestoreEffect.END)
+        await self._call("restore_end", backup=root.id, topic=str(name))
 
     async def _restore(
         self,
@@ -172,6 +209,7 @@ class RestoreRun:
         name: TopicName,
         state: StateMachine,
         rows: Mapping[tuple[int | None, str], ObjectRow],
+        rest: StateRestore,
     ) -> RestoredTopic:
         source = TopicName.parse(cut.name)
         record = _entry(state, records.topic_key(source), records.TopicRecord)
@@ -195,6 +233,9 @@ class RestoreRun:
                 await self._write_tails(cut, name, shard, table, copied)
             if copied.manifests or copied.written:
                 metadata_file = await self._write_metadata(cut, topic_id, table, copied, uuid)
+            if self._plan.has_subscriptions:
+                self._on_effect(RestoreEffect.PRODUCERS)
+                await rest.restore_producers(cut, source, name)
             self._on_effect(RestoreEffect.CREATE)
             committed = {shard.shard: shard.end for shard in cut.shards}
             detached = DetachedRecord(
@@ -208,12 +249,12 @@ class RestoreRun:
                 shards=[(shard.shard, shard.end, resume_at[shard.shard]) for shard in cut.shards],
                 subscriptions=subscriptions,
                 table=msgspec.json.encode(detached) if metadata_file else b"",
+                schema=rest.topic_schema(source),
+                about=rest.records_about(cut.id, RECORDS_OF_TOPICS),
             )
         if metadata_file:
             self._on_effect(RestoreEffect.ADOPT)
             await self._adopt(name, identifier, metadata_file)
-        self._on_effect(RestoreEffect.END)
-        await self._call("restore_end", backup=root.id, topic=str(name))
         return RestoredTopic(
             str(name), cut.name, topic_id, str(identifier) if metadata_file else "", copied.messages, copied.files,
             copied.bytes, len(subscriptions), resume_at,

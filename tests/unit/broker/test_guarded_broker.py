@@ -63,6 +63,7 @@ USE_CASES: dict[str, tuple[list[str], UseCase]] = {
         lambda g, topic: g.restore_topic(BackedUpTopic("b", NEW, topic.record, [], [], None)),
     ),
     "end_restore": (["admin on cluster"], lambda g, topic: g.end_restore("b", NEW)),
+    "cluster_restore": (["admin on cluster"], lambda g, topic: g.cluster_restore()),
     "set_topic_policies": (
         ["alter on /shop/orders"],
         lambda g, topic: g.set_topic_policies(ORDERS, PolicyValues()),

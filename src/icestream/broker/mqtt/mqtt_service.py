@@ -5,6 +5,7 @@
     connect   one transaction: new session or next epoch, will, end of what it replaces; durable before CONNACK (59, 65)
     beat      every 10 s and MQTT_BEAT_ROWS, while there is something to record: elapsed time and marks (61, 69),
               retained messages, release of the log, the bound of lag; by time alone, the watchdog
+    restore   the log of a backup is appended while nothing is open here; until its end nothing opens (ADR 83)
     timers    wills and expiry, by elapsed node time
     end       of a session: ENDING, will, what shared groups take back, ENDED; a start goes on where it stopped (R28)
 
@@ -52,7 +53,8 @@ from icestream.durable.session_records import EXPIRY_NEVER, NO_OFFSET, AnyRecord
 from icestream.durable.session_state import MAIN_READER, SessionState
 from icestream.error_codes import mqtt_reason
 from icestream.metadata.store import MetadataStore
-from icestream.model.block import BlockHead, decode_block_head
+from icestream.model.block import NOT_NUMBERED, BlockHead, decode_block_head
+from icestream.model.block_group import BlockGroup
 from icestream.model.shard import STATE_TOPIC_ID, ShardKey, TopicIdentity
 from icestream.model.topic_name import TopicName
 from icestream.mqtt.connection import ConnectionEnded, ResumedDelivery
@@ -70,6 +72,8 @@ from icestream.security.action import Action
 from icestream.security.resource import CLUSTER, mqtt_topic_resource, topic_resource
 
 STATE_TOPIC: Final = TopicIdentity(STATE_TOPIC_ID, "/system/mqtt-state")
+# While it exists, the session log has a part of a backup: its value is the id.
+RESTORED_SESSIONS: Final = "/restores/mqtt-sessions"
 _SESSIONS: Final = ShardKey(STATE_TOPIC_ID, 0)
 _RETAINED: Final = ShardKey(STATE_TOPIC_ID, 1)
 _BEAT_NS: Final = int(limits.MQTT_BEAT_SECONDS * 1e9)
@@ -221,6 +225,11 @@ class MqttService:
             _log.warning("MQTT could not be opened", error=str(error))
 
     async def _open(self) -> None:
+        if (entry := await self._store.get(RESTORED_SESSIONS)) is not None:
+            raise errors.StorageUnavailable(
+                f"the MQTT sessions of backup {entry.value.decode()} are being restored",
+                hint="connect when `icestream backup restore` has ended; repeat it if it was interrupted",
+            )
         routes = []
         targets: dict[TopicName, RouteTarget] = {}
         for route in self.options.replay:
@@ -258,6 +267,49 @@ class MqttService:
         for feed in self.feeds.values():
             feed.start()
         self._tasks.start(self._run_beats(self.log), "mqtt beats")
+
+    # --- backup and restore ---
+
+    async def write_state(self) -> None:
+        """Writes marks and retained messages now, so that a backup has them beside the messages."""
+        if self._is_open:
+            await self._write_marks()
+
+    async def restore_state(self, backup_id: str, shard: int, blocks: Sequence[bytes]) -> None:
+        """Appends transactions of a backup to a shard of the state topic; repeating them changes nothing.
+
+        Raises AlreadyExists once MQTT was used on this node, Refused while another backup is restored.
+        """
+        entry = await self._store.get(RESTORED_SESSIONS)
+        if entry is None:
+            if self._is_open or self._opening is not None or self._has_state():
+                raise errors.AlreadyExists(
+                    "MQTT sessions exist on this node", hint="restore them into a broker that no MQTT client has met"
+                )
+            await self._store.put(RESTORED_SESSIONS, backup_id.encode())
+        elif entry.value != backup_id.encode():
+            raise errors.Refused(
+                f"the MQTT sessions of backup {entry.value.decode()} are being restored", hint="complete that restore"
+            )
+        self.storage.declare_topic(STATE_TOPIC, 2)
+        for block in blocks:
+            rows = decode_block_head(block).rows
+            group = BlockGroup([len(block)], [rows], [NOT_NUMBERED], [0], [NOT_NUMBERED], [1])
+            await self.storage.store_group([ShardKey(STATE_TOPIC_ID, shard)], block, group)
+
+    def _has_state(self) -> bool:
+        return any(
+            self.storage.has_shard(key) and self.storage.shard_stream(key).visible for key in (_SESSIONS, _RETAINED)
+        )
+
+    async def end_restore(self, backup_id: str) -> None:
+        """Opens what was restored, if MQTT is on."""
+        entry = await self._store.get(RESTORED_SESSIONS)
+        if entry is None or entry.value != backup_id.encode():
+            return
+        await self.storage.wait_durable()
+        await self._store.delete(RESTORED_SESSIONS)
+        await self.start()
 
     def _extend_subscriptions(self, keys: Sequence[ShardKey]) -> None:
         """Subscriptions of earlier runs reach the shards of new routes, before anything is published there."""

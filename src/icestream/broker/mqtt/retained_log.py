@@ -11,6 +11,7 @@ Each value is taken when its block is made, so a newer one is never followed by 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 
 from icestream import errors, limits
@@ -36,6 +37,7 @@ class RetainedLog:
         self.values = values
         self._storage = storage
         self._shard = shard
+        self._writing = asyncio.Lock()  # beats and backups write
         self._held_bytes = 0
         self._file_number = 0  # of the last compaction; 0: what a start has read
 
@@ -63,6 +65,10 @@ class RetainedLog:
 
     async def write(self) -> None:
         """Appends what changed. A storage that takes nothing now gets it with the next call."""
+        async with self._writing:
+            await self._write()
+
+    async def _write(self) -> None:
         records = self.values.take_changes()
         try:
             await self._append(records)
@@ -95,7 +101,7 @@ class RetainedLog:
         self._file_number = file_number
 
     async def _append(self, records: Iterable[AnyRecord]) -> None:
-        for part in _parts(records):
+        for part in transactions(records):
             block = encode_transaction(part)
             rows = decode_block_head(block).rows
             group = BlockGroup([len(block)], [rows], [NOT_NUMBERED], [0], [NOT_NUMBERED], [1])
@@ -104,7 +110,8 @@ class RetainedLog:
             self._held_bytes += len(block)
 
 
-def _parts(records: Iterable[AnyRecord]) -> Iterator[list[AnyRecord]]:
+def transactions(records: Iterable[AnyRecord]) -> Iterator[list[AnyRecord]]:
+    """The records in transactions of bounded size."""
     part: list[AnyRecord] = []
     size = 0
     for record in records:
