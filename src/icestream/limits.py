@@ -602,8 +602,10 @@ UNDELETE_GRACE_MS_DEFAULT: Final = 7 * 24 * 3_600_000
 UNDELETE_GRACE_MS_MAX: Final = 365 * 24 * 3_600_000
 # Files that a restore copies at the same time; each is in memory once.
 RESTORE_FILES_AT_ONCE: Final = 4
-# Names of producers in one call of a restore: each has a window of 64 batches in each shard.
-RESTORE_PRODUCERS_AT_ONCE: Final = 100
+# Definitions of schemas in one call: below LOCAL_CALL_BYTES_MAX.
+RESTORE_DEFINITIONS_AT_ONCE: Final = 32
+# Names and windows of producers in one call of a restore, 64 batches in each window: below LOCAL_CALL_BYTES_MAX.
+RESTORE_WINDOWS_AT_ONCE: Final = 1_000
 # How long a restore that was interrupted can be continued.
 RESTORE_AGE_MS: Final = 30 * 24 * 3_600_000
 # The name of a view of the lake, in a path: the longest is a tag or the id of a backup, with its kind before it.

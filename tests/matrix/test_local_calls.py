@@ -149,6 +149,7 @@ CALLS: dict[str, Call] = {
     "restore_schemas": of_cluster("admin", subjects=[]),
     "restore_producers": of_cluster("admin", errors.LeaseLost.code, backup="b", topic="/shop/absent", producers=[]),
     "restore_sessions": of_cluster("admin", errors.InvalidInput.code, backup="b", shard=0, blocks=[]),
+    "restore_accounts": of_cluster("admin", backup="b", entries=[]),
     "restore_finish": of_cluster("admin", backup="b"),
     "restore_allocate": of_cluster("admin", backup="b", topic="/shop/restored"),
     "restore_topic": of_cluster(

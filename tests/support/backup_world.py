@@ -143,6 +143,6 @@ async def backup_world(folder: Path, **sections: Any) -> AsyncIterator[BackupWor
         try:
             yield world
         finally:
-            link.close()
+            world.link.close()
     finally:
         await (world.node if world is not None else node).stop()  # the test may have started another one

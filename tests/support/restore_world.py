@@ -72,11 +72,16 @@ class RestoreWorld:
         return restored
 
     async def restore_all(
-        self, root: BackupRoot, scope: RestoreScope = RestoreScope.EVERYTHING, **more: Any
+        self,
+        root: BackupRoot,
+        scope: RestoreScope = RestoreScope.EVERYTHING,
+        *,
+        has_accounts: bool = False,
+        **more: Any,
     ) -> tuple[list[RestoredTopic], RestoreRun]:
         """Restores what a backup has, as the command without options."""
         topics = [(cut, TopicName.parse(cut.name)) for cut in await restorable_topics(self.world.stored(), root)]
-        run = self._run(RestorePlan(topics, scope=scope, skips_existing=True), None, **more)
+        run = self._run(RestorePlan(topics, scope=scope, has_accounts=has_accounts, skips_existing=True), None, **more)
         return await run.run(root), run
 
     def _run(self, plan: RestorePlan, key: BackupKey | None, **more: Any) -> RestoreRun:

@@ -63,11 +63,12 @@ class RestoredProducer(NamedTuple):
 
 
 class RestoredSubject(NamedTuple):
-    """A subject of the schema registry with the bytes of its versions."""
+    """A subject of the schema registry with the bytes of versions; of all, if it is the last part of the subject."""
 
     name: str
     subject: Subject
     definitions: list[tuple[int, bytes]]
+    is_last: bool = True
 
 
 class LeftOutSubject(NamedTuple):
@@ -150,6 +151,8 @@ class ClusterRestore:
         # Definitions first: a subject whose definition is missing could not be used or repaired.
         for definition in definitions:
             await self._store.txn([is_free], [definition])
+        if not restored.is_last:
+            return None
         named = Put(id_key(subject.id), records.encode(SubjectName(name)))
         reply = await self._store.txn([Absent(key), is_free], [Put(key, records.encode(subject)), named])
         return None if reply.held else f"schema id {subject.id} belongs to another subject here"

@@ -241,6 +241,10 @@ def restore(
         bool,
         typer.Option("--everything", help="Restore all of the backup; an error if the broker is not empty."),
     ] = False,
+    accounts: Annotated[
+        bool,
+        typer.Option("--accounts", help="Restore accounts, roles and grants too; every token and login stays ended."),
+    ] = False,
     no_subscriptions: Annotated[
         bool, typer.Option("--no-subscriptions", help="Restore the messages alone, without subscriptions and cursors.")
     ] = False,
@@ -253,7 +257,7 @@ def restore(
     """Restore topics into a running broker, with their offsets, subscriptions and cursors; repeat it to continue.
 
     An empty broker gets all of the backup: every schema, MQTT sessions and retained messages too. Topics and tables
-    that exist are not changed: `--as` restores beside a live topic. Accounts are not restored.
+    that exist are not changed: `--as` restores beside a live topic. Accounts are restored with --accounts alone.
 
     Exit code 14: something was left out, because its name is taken or its messages are incomplete in the backup.
 
@@ -275,6 +279,7 @@ def restore(
             plan = plan._replace(scope=RestoreScope.EVERYTHING)
         elif not (topics or new_name or no_subscriptions):
             plan = plan._replace(scope=RestoreScope.EMPTY)
+        plan = plan._replace(has_accounts=accounts)
         for shard in root.incomplete:
             print_note(f"shard {shard.shard} of {shard.topic} is incomplete in the backup: {shard.reason}")
         return await _restore(target, settings, stored, root, plan)

@@ -53,6 +53,7 @@ _RESTORE: Final = (
     "restore_schemas",
     "restore_producers",
     "restore_sessions",
+    "restore_accounts",
     "restore_finish",
     "restore_allocate",
     "restore_topic",

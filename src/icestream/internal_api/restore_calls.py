@@ -5,6 +5,7 @@ restore_begin      backup, counters, is_required          is_everything: the bro
 restore_schemas    subjects                               left_out: [[subject, reason]]
 restore_producers  backup, topic, producers               nothing: before the topic is created
 restore_sessions   backup, shard, blocks                  nothing: of the session log, or of retained messages
+restore_accounts   backup, entries, topics                accounts, roles, grants, parked: what came back
 restore_finish     backup                                 nothing: sessions are opened, the restore is over
 restore_allocate   backup, topic, policies                id, is_created: whether the topic was created already,
                                                           metadata_file: of its table then
@@ -16,8 +17,9 @@ restore_end        backup, topic                          nothing: the restore o
 `record`, the records of subscriptions and cursors, and `table` are the JSON of broker/records.py and of the catalog's
 DetachedRecord, as bytes. `shards`: [shard, end, resume at]. `subscriptions`: [name, record, [[shard, cursor]]].
 `producers`: [name, record, [[shard, epoch, expected, start, [[first sequence, messages, base offset]]]]]. `subjects`:
-[name, record, [[version, bytes]]]. `about`: records of the topic by their prefixes. Blocks are transactions of
-durable/session_records.py.
+[name, record, [[version, bytes]], is the last part of it]. `about`: records of the topic by their prefixes. Blocks are
+transactions of durable/session_records.py. `entries`: [key, value, revision] below /security/; `topics`: those that were
+restored under their own names.
 """
 
 from __future__ import annotations
@@ -35,12 +37,15 @@ from icestream.catalog.catalog_records import DetachedRecord
 from icestream.frontends.native.public_calls import Call, Caller, Document, decode_arguments
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
+from icestream.security.change_audit import ChangeAudit, cluster_change
+from icestream.security.security_store import SecurityStore
 
 RESTORE_METHODS: Final = (
     "restore_begin",
     "restore_schemas",
     "restore_producers",
     "restore_sessions",
+    "restore_accounts",
     "restore_finish",
     "restore_allocate",
     "restore_topic",
@@ -71,7 +76,7 @@ class FinishRestore(msgspec.Struct):
 
 
 class RestoreSchemas(msgspec.Struct):
-    subjects: list[tuple[str, bytes, list[tuple[int, bytes]]]]
+    subjects: list[tuple[str, bytes, list[tuple[int, bytes]], bool]]
 
 
 class RestoreProducers(msgspec.Struct):
@@ -84,6 +89,12 @@ class RestoreSessions(msgspec.Struct):
     backup: RestoredBackupId
     shard: Annotated[int, msgspec.Meta(ge=0, le=1)]
     blocks: Annotated[list[bytes], msgspec.Meta(min_length=1)]
+
+
+class RestoreAccounts(msgspec.Struct):
+    backup: RestoredBackupId
+    entries: list[tuple[str, bytes, int]]
+    topics: list[str] = []
 
 
 class CreateRestoredTopic(msgspec.Struct):
@@ -101,6 +112,10 @@ class CreateRestoredTopic(msgspec.Struct):
 class RestoreCalls:
     """Its methods are those of RESTORE_METHODS."""
 
+    def __init__(self, security: SecurityStore, audit: ChangeAudit | None) -> None:
+        self._security = security
+        self._audit = audit
+
     def calls(self) -> dict[str, Call]:
         return {name: getattr(self, name) for name in RESTORE_METHODS}
 
@@ -112,8 +127,8 @@ class RestoreCalls:
 
     async def restore_schemas(self, caller: Caller, arguments: Document) -> Document:
         subjects = [
-            RestoredSubject(name, records.decode(Subject, name, record), definitions)
-            for name, record, definitions in decode_arguments(RestoreSchemas, arguments).subjects
+            RestoredSubject(name, records.decode(Subject, name, record), definitions, is_last)
+            for name, record, definitions, is_last in decode_arguments(RestoreSchemas, arguments).subjects
         ]
         restore = await caller.broker.cluster_restore()
         return {"left_out": [list(subject) for subject in await restore.restore_schemas(subjects)]}
@@ -137,6 +152,13 @@ class RestoreCalls:
         restore = await caller.broker.cluster_restore()
         await restore.restore_sessions(request.backup, request.shard, request.blocks)
         return {}
+
+    async def restore_accounts(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(RestoreAccounts, arguments)
+        topics = {TopicName.parse(topic) for topic in request.topics}
+        async with cluster_change(self._audit, caller.session, f"accounts of backup {request.backup}"):
+            restored = await self._security.restore_accounts(request.entries, topics)
+        return msgspec.structs.asdict(restored)
 
     async def restore_finish(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(FinishRestore, arguments)

@@ -24,6 +24,7 @@ from icestream.metadata.command import COUNTERS
 from icestream.metadata.state_machine import StateMachine
 from icestream.model.shard import STATE_TOPIC_ID, ShardKey
 from icestream.model.topic_name import TopicName
+from icestream.security.security_records import SECURITY
 from icestream.wal.checkpoint import decode_checkpoint
 
 Call = Callable[..., Awaitable[Mapping[str, Any]]]
@@ -95,10 +96,15 @@ class StateRestore:
                 definition = self._state.get(schemas.definition_key(subject.id, version.version))
                 if definition is not None:
                     definitions.append((version.version, definition.value))
-            # One subject for each call: a definition may have the largest size of a value.
-            answer = await self._call("restore_schemas", subjects=[(name, value, definitions)])
-            left_out += [f"{subject_name}: {reason}" for subject_name, reason in answer["left_out"]]
-            count += not answer["left_out"]
+            reasons: list[str] = []
+            # In parts: each definition may have the largest size of a value.
+            for start in range(0, max(len(definitions), 1), limits.RESTORE_DEFINITIONS_AT_ONCE):
+                part = definitions[start : start + limits.RESTORE_DEFINITIONS_AT_ONCE]
+                is_last = start + len(part) >= len(definitions)
+                answer = await self._call("restore_schemas", subjects=[(name, value, part, is_last)])
+                reasons += [f"{subject_name}: {reason}" for subject_name, reason in answer["left_out"]]
+            left_out += reasons[:1]
+            count += not reasons
         return RestoredPart("schema subjects", count, left_out)
 
     # --- producers ---
@@ -109,14 +115,20 @@ class StateRestore:
             nodes = [await self._stored.content(node.checkpoint, "checkpoint") for node in self._root.nodes]
             self._windows = ProducerWindows(decode_checkpoint(data).state for data in nodes)
         ends = {shard.shard: shard.end for shard in cut.shards}
-        producers = []
+        producers: list[tuple[str, bytes, list[Any]]] = []
+        count = windows = 0
         for producer, value in backed_up_state.values_below(self._state, records.producer_key(source, "")):
             record = records.decode(records.ProducerRecord, producer, value)
-            producers.append((producer, value, self._windows.of(cut.id, record.id, ends)))
-        for start in range(0, len(producers), limits.RESTORE_PRODUCERS_AT_ONCE):
-            part = producers[start : start + limits.RESTORE_PRODUCERS_AT_ONCE]
-            await self._call("restore_producers", backup=self._root.id, topic=str(name), producers=part)
-        return len(producers)
+            of_producer = self._windows.of(cut.id, record.id, ends)
+            windows += len(of_producer) + 1
+            if producers and windows > limits.RESTORE_WINDOWS_AT_ONCE:
+                await self._call("restore_producers", backup=self._root.id, topic=str(name), producers=producers)
+                producers, windows = [], len(of_producer) + 1
+            producers.append((producer, value, of_producer))
+            count += 1
+        if producers:
+            await self._call("restore_producers", backup=self._root.id, topic=str(name), producers=producers)
+        return count
 
     def records_about(self, topic_id: int, prefixes: Iterable[str]) -> dict[str, bytes]:
         """The records of a topic by its id, by their prefixes."""
@@ -165,6 +177,22 @@ class StateRestore:
             return blocks
         await self._call("restore_sessions", backup=self._root.id, shard=shard, blocks=blocks)
         return []
+
+    # --- accounts ---
+
+    async def restore_accounts(self, topics: Sequence[TopicName]) -> RestoredPart:
+        """Restores accounts, roles and grants by the rule of ADR 78. `topics`: those under their own names."""
+        entries = [
+            (key, self._state.entries[key].value, self._state.entries[key].mod_revision)
+            for key in self._state.keys(SECURITY, len(self._state.entries))
+        ]
+        answer = await self._call(
+            "restore_accounts", backup=self._root.id, entries=entries, topics=[str(topic) for topic in topics]
+        )
+        parked = [
+            f"grant {grant}: parked, `icestream security grants unpark` confirms it" for grant in answer["parked"]
+        ]
+        return RestoredPart("accounts", len(answer["accounts"]), parked)
 
     async def finish(self) -> None:
         """Ends the restore of everything: MQTT opens what it got."""

@@ -20,6 +20,7 @@ from tests.support.lakehouse import duckdb_with_iceberg
 from tests.support.restore_world import BESIDE, Crash, RestoreWorld
 
 pytestmark = pytest.mark.asyncio
+TOPIC_EFFECTS = [effect for effect in RestoreEffect if effect not in (RestoreEffect.ACCOUNTS, RestoreEffect.SESSIONS)]
 
 
 async def prepare(world: BackupWorld, published: int = 10, committed: int = 6) -> int:
@@ -164,9 +165,7 @@ async def test_a_flipped_bit_ends_the_restore_before_a_topic_is_made(tmp_path: P
         assert world.node.broker.topics.find(BESIDE) is None
 
 
-@pytest.mark.parametrize(
-    "effect", [effect for effect in RestoreEffect if effect is not RestoreEffect.SESSIONS], ids=str
-)
+@pytest.mark.parametrize("effect", TOPIC_EFFECTS, ids=str)
 async def test_a_restore_that_ended_before_any_step_is_completed_by_a_second_one(
     tmp_path: Path, effect: RestoreEffect
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from icestream import errors
 from icestream.backup.backup_root import BackupRoot
+from icestream.broker import records
 from icestream.broker.mqtt.mqtt_service import RESTORED_SESSIONS
 from icestream.broker.topic_restore import RESTORES
 from icestream.catalog import catalog_keys
@@ -21,7 +22,13 @@ from icestream.model.shard import ShardKey
 from icestream.processes.broker_process import BrokerNode
 from icestream.processes.restore_run import RestoreEffect
 from icestream.processes.state_restore import RestoreScope
+from icestream.rpc.handshake import HelloCredential
+from icestream.rpc.link import open_link
+from icestream.runtime.randomness import SystemRandomness
 from icestream.schema.kinds import SchemaType
+from icestream.security.key_ring import KeyRing, create_wrapping_key
+from icestream.security.principal import service_account
+from icestream.security.security_records import RuleRecord
 from tests.support.backup_world import ORDERS, BackupWorld, backup_world
 from tests.support.broker_machine import quiet, subscribe
 from tests.support.mqtt_world import connected
@@ -30,6 +37,7 @@ from tests.support.restore_world import Crash, RestoreWorld
 pytestmark = pytest.mark.asyncio
 DEFINITION = b'{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
 FOREVER = 2**32 - 1
+EFFECTS = [effect for effect in RestoreEffect if effect is not RestoreEffect.ACCOUNTS]
 WITH_MQTT = {"mqtt": {"enable": True}}
 
 
@@ -146,7 +154,7 @@ async def test_first_kept_offsets_and_other_records_of_a_topic_get_its_new_id(tm
         assert structure.value == b"learned"
 
 
-@pytest.mark.parametrize("effect", RestoreEffect, ids=str)
+@pytest.mark.parametrize("effect", EFFECTS, ids=str)
 async def test_a_whole_restore_that_ended_before_any_step_is_completed_by_a_second_one(
     tmp_path: Path, effect: RestoreEffect
 ) -> None:
@@ -206,3 +214,47 @@ async def test_no_client_meets_sessions_that_are_half_there(tmp_path: Path) -> N
         client = await connected(empty.node.broker, "device", clean=False, expiry_s=FOREVER)
         assert client.session is not None
         assert client.session.is_present
+
+
+async def secure(world: BackupWorld) -> None:
+    """Switches security on, and connects again as an administrator."""
+    node, randomness = world.node, SystemRandomness()
+    wrapping_key = create_wrapping_key(node.settings.data_dir, randomness)
+    ring = KeyRing.new(randomness, node.clock.wall_us()).encode(wrapping_key, randomness)
+    await node.security.init("root", "hash", ring)
+    operator = service_account("operator")
+    await node.security.create_service(operator.name)
+    await node.security.put_role("operators", [RuleRecord(["admin"], "cluster")])
+    await node.security.grant(operator, "operators")
+    generation = node.policy_watch.find_service(operator.name)
+    assert generation is not None
+    token = node.service_tokens.mint(operator, generation, [], 600).token
+    world.link.close()
+    world.link = await open_link(node.settings.local_socket, "test", HelloCredential(token=token))
+
+
+async def test_accounts_come_back_only_if_they_are_asked_for_and_owners_with_them(tmp_path: Path) -> None:
+    async with source_and_empty(tmp_path) as (source, empty):
+        await source.create_topic()
+        await source.bind()
+        (await subscribe(source.node.broker, "s", topic=ORDERS)).leave()
+        key = records.subscription_key(ORDERS, "s")
+        entry = await source.node.store.get(key)
+        assert entry is not None
+        record = records.decode(records.SubscriptionRecord, key, entry.value)
+        owned = msgspec.structs.replace(record, principal="user:local:alice")
+        await source.node.store.put(key, records.encode(owned))
+        await secure(source)
+        await source.node.security.create_user("alice", "hash of alice")
+        root = await source.back_up()
+        await secure(empty)
+        await RestoreWorld(empty).restore_all(root, RestoreScope.EMPTY)
+        assert empty.node.policy_watch.find_user("alice") is None
+        assert empty.node.broker.topics.get(ORDERS).subscriptions["s"].record.principal == ""
+        await empty.node.broker.delete_topic(ORDERS)
+        _, run = await RestoreWorld(empty).restore_all(root, RestoreScope.EMPTY, has_accounts=True)
+        assert next(part for part in run.parts if part.part == "accounts").restored == 1
+        user = empty.node.policy_watch.find_user("alice")
+        assert user is not None
+        assert user.password_hash == "hash of alice"
+        assert empty.node.broker.topics.get(ORDERS).subscriptions["s"].record.principal == "user:local:alice"

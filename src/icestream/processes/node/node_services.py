@@ -258,7 +258,7 @@ class NodeServices:
                 self._settings.node.name,
                 f"{node.cluster.id:016x}" if node.cluster is not None else "",
             ),
-            RestoreCalls(),
+            RestoreCalls(node.security, node.audit),
             cluster_calls,
             SecurityCalls(
                 node.security,
