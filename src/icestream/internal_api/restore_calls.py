@@ -18,8 +18,8 @@ restore_end        backup, topic                          nothing: the restore o
 DetachedRecord, as bytes. `shards`: [shard, end, resume at]. `subscriptions`: [name, record, [[shard, cursor]]].
 `producers`: [name, record, [[shard, epoch, expected, start, [[first sequence, messages, base offset]]]]]. `subjects`:
 [name, record, [[version, bytes]], is the last part of it]. `about`: records of the topic by their prefixes. Blocks are
-transactions of durable/session_records.py. `entries`: [key, value, revision] below /security/; `topics`: those that were
-restored under their own names.
+transactions of durable/session_records.py. `entries`: [key, value, revision] below /security/; `topics`: those that
+were restored under their own names.
 """
 
 from __future__ import annotations
