@@ -67,7 +67,7 @@ class RestoreWorld:
     ) -> RestoredTopic:
         """Restores the topic ORDERS under a name."""
         (cut,) = [topic for topic in root.topics if topic.name == str(ORDERS)]
-        run = self._run(RestorePlan([(cut, name)]), key, **more)
+        run = self.run_of(RestorePlan([(cut, name)]), key, **more)
         (restored,) = await run.run(root)
         return restored
 
@@ -81,10 +81,10 @@ class RestoreWorld:
     ) -> tuple[list[RestoredTopic], RestoreRun]:
         """Restores what a backup has, as the command without options."""
         topics = [(cut, TopicName.parse(cut.name)) for cut in await restorable_topics(self.world.stored(), root)]
-        run = self._run(RestorePlan(topics, scope=scope, has_accounts=has_accounts, skips_existing=True), None, **more)
+        run = self.run_of(RestorePlan(topics, scope=scope, has_accounts=has_accounts, skips_existing=True), None, **more)
         return await run.run(root), run
 
-    def _run(self, plan: RestorePlan, key: BackupKey | None, **more: Any) -> RestoreRun:
+    def run_of(self, plan: RestorePlan, key: BackupKey | None, **more: Any) -> RestoreRun:
         world = self.world
         settings = node_settings(world.folder / "data", "iceberg")
         warehouse = f"file:{world.folder / 'warehouse'}"

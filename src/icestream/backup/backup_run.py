@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -50,6 +51,7 @@ from icestream.backup.inventory_table import update_inventory
 from icestream.backup.node_client import HeldNode, ListedTable, NodeClient, NodeEnds
 from icestream.backup.object_list import ObjectRow, encode_list, object_row
 from icestream.backup.object_upload import ObjectUpload
+from icestream.backup.recorded_topics import RecordedTopic, recorded_topics
 from icestream.backup.seed_manifest import SeedOptions
 from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.tail_object import encode_tail
@@ -62,6 +64,7 @@ from icestream.iceberg.location import normalize
 from icestream.iceberg.manifests import DATA_CONTENT, POSITION_DELETES_CONTENT, ManifestEntry
 from icestream.iceberg.table_metadata import load as load_table
 from icestream.iceberg.values import Object
+from icestream.metadata.snapshot import load_snapshot
 from icestream.model.shard import ShardKey
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
@@ -72,6 +75,7 @@ from icestream.wal.tail import SectionRead
 
 _log = get_logger("backup")
 _PIN_ATTEMPTS: Final = 5
+_ELSEWHERE: Final = "its log is on this node, which was not asked: what is in no table yet is missing"
 
 
 class BackupEffect(StrEnum):
@@ -364,12 +368,26 @@ class BackupRun:
         reference = await self._upload.upload(lambda: [checkpoint], "checkpoint", ".checkpoint")
         rows.append(self._row(reference, "checkpoint"))
         node = NodeCut(held.node, ends.log_id, ends.lsn, reference)
+        self._on_effect(BackupEffect.FREEZE)
+        elsewhere = [table for table in tables.values() if table.topic.topic_id not in log.topics]
+        # Cursors of topics of other nodes are cut to what the tables have: their logs are not in this backup.
+        table_ends = [(table.topic.topic_id, *end) for table in elsewhere for end in table.committed.items()]
+        revision, size = await self._node.freeze(table_ends)
+        pieces = await self._node.part("metadata", size)
+        metadata = await self._upload.upload(lambda: pieces, "metadata", ".metadata")
+        rows.append(self._row(metadata, "metadata"))
+        recorded = recorded_topics(load_snapshot(io.BytesIO(b"".join(pieces)).read))
         topics, incomplete, left_out = [], [], []
         for topic in log.topics.values():
             if not self._is_selected(topic.name):
                 left_out.append(LeftOutTopic(topic.name, "not selected"))
                 continue
             table = tables.get(topic.id)
+            # Logs of MQTT sessions have no record. A log remembers deleted topics.
+            if topic.has_table and topic.id not in recorded:
+                if any(shard.floor < shard.synced for key, shard in log.shards.items() if key.topic_id == topic.id):
+                    left_out.append(LeftOutTopic(topic.name, "deleted"))
+                continue
             if table is not None and not table.is_known:
                 incomplete.append(
                     IncompleteShard(topic.name, 0, held.node, "the snapshots of its table do not say what it holds")
@@ -381,21 +399,25 @@ class BackupRun:
                 incomplete += missing
             table_cut = await self._table_cut(table, rows) if table is not None else None
             topics.append(TopicCut(topic.id, topic.incarnation, topic.name, table_cut, shards))
+        for recorded_topic in recorded.values():
+            if recorded_topic.id in log.topics:
+                continue
+            if not self._is_selected(recorded_topic.name):
+                left_out.append(LeftOutTopic(recorded_topic.name, "not selected"))
+            elif recorded_topic.node == held.node:
+                left_out.append(LeftOutTopic(recorded_topic.name, "created during the backup"))
+            else:
+                table = tables.get(recorded_topic.id)
+                table_cut = await self._table_cut(table, rows) if table is not None else None
+                topics.append(_cut_elsewhere(recorded_topic, table, table_cut))
+                incomplete += [
+                    IncompleteShard(recorded_topic.name, shard, recorded_topic.node, _ELSEWHERE)
+                    for shard in range(recorded_topic.shards)
+                ]
         if self._plan.topics and not topics:
             raise errors.UnknownTopic(
                 f"no topic matches {', '.join(self._plan.topics)[:200]}", hint="names begin with /NAMESPACE/"
             )
-        in_log = {topic.id for topic in log.topics.values()}
-        left_out += [
-            LeftOutTopic(table.topic.topic, "its log is on a node that was not asked")
-            for table in tables.values()
-            if table.topic.topic_id not in in_log
-        ]
-        self._on_effect(BackupEffect.FREEZE)
-        revision, size = await self._node.freeze()
-        pieces = await self._node.part("metadata", size)
-        metadata = await self._upload.upload(lambda: pieces, "metadata", ".metadata")
-        rows.append(self._row(metadata, "metadata"))
         return CutRecord(
             self._plan, begun_ms, ends.cut_ms, held.revision, revision, held.cluster, metadata, [node], topics,
             incomplete, left_out, [list(row) for row in rows],
@@ -790,6 +812,14 @@ def _pinned(topic: ListedTable, loaded: LoadedTable, snapshot_id: int) -> _Table
     progress = snapshot_progress(table, snapshot_id, topic.topic_id, None)
     snapshot = next(entry for entry in loaded.metadata["snapshots"] if entry["snapshot-id"] == snapshot_id)
     return _Table(topic, loaded, snapshot, dict(progress.last_round.committed), progress.is_known)
+
+
+def _cut_elsewhere(topic: RecordedTopic, table: _Table | None, table_cut: TableCut | None) -> TopicCut:
+    """A topic whose log is on another node: what its table has."""
+    committed = table.committed if table is not None else {}
+    ends = ((shard, committed.get(shard, 0)) for shard in range(topic.shards))
+    shards = [ShardCut(shard, topic.node, 0, end, end, end, 0, [], []) for shard, end in ends]
+    return TopicCut(topic.id, topic.id, topic.name, table_cut, shards)
 
 
 def _step_over(gaps: Sequence[tuple[int, int]], offset: int) -> int:

@@ -169,20 +169,20 @@ class BackupService:
         if not await self._store.list(prefix, "", 1):
             prefix = catalog_keys.FOREIGN_TABLES
         entries = await self._store.list(prefix, after, limits.API_PAGE_MAX)
-        tables = [table for key, entry in entries if (table := await self._table(prefix, key, entry)) is not None]
+        names = await self._names(int(key.removeprefix(prefix)) for key, _ in entries)
+        tables = [table for key, entry in entries if (table := _table(prefix, key, entry, names)) is not None]
         return tables, entries[-1][0] if len(entries) == limits.API_PAGE_MAX else None
 
-    async def _table(self, prefix: str, key: str, entry: Entry) -> StoredTopicTable | None:
-        topic_id = int(key.removeprefix(prefix))
-        if prefix == catalog_keys.FOREIGN_TABLES:
-            mirror = decode_foreign_table(key, entry)
-            if mirror.is_detached:
-                return None
-            return StoredTopicTable(topic_id, mirror.topic, mirror.namespace, mirror.name, mirror.uuid)
-        record = msgspec.json.decode(entry.value, type=TopicTableRecord)
-        topic = self._log.state.topics.get(topic_id)
-        name = topic.name if topic is not None else ""
-        return StoredTopicTable(topic_id, name, record.namespace, record.name, record.uuid)
+    async def _names(self, topic_ids: Iterable[int]) -> dict[int, str]:
+        """The names of topics; also of those whose log is on another node."""
+        topics = {topic_id: self._log.state.topics.get(topic_id) for topic_id in topic_ids}
+        names = {topic_id: topic.name for topic_id, topic in topics.items() if topic is not None}
+        if len(names) < len(topics):
+            for key, entry in await self._store.list_all(records.TOPICS):
+                record = records.decode(records.TopicRecord, key, entry.value)
+                if record.id in topics:
+                    names[record.id] = f"/{key.removeprefix(records.TOPICS)}"
+        return names
 
     async def hold_table(self, backup_id: str, uuid: str, snapshot_id: int) -> None:
         """Writes the hold of the backup on a snapshot: its files are not removed while the hold exists."""
@@ -230,6 +230,17 @@ class BackupService:
         """Gives back what the backup holds of the log; nothing for an unknown backup."""
         if self._running.pop(backup_id, None) is not None:
             self._log.lifecycle.leases.hold_for_backup(f"{_LEASE}{backup_id}", [], 0)
+
+
+def _table(prefix: str, key: str, entry: Entry, names: Mapping[int, str]) -> StoredTopicTable | None:
+    topic_id = int(key.removeprefix(prefix))
+    if prefix == catalog_keys.FOREIGN_TABLES:
+        mirror = decode_foreign_table(key, entry)
+        if mirror.is_detached:
+            return None
+        return StoredTopicTable(topic_id, mirror.topic, mirror.namespace, mirror.name, mirror.uuid)
+    record = msgspec.json.decode(entry.value, type=TopicTableRecord)
+    return StoredTopicTable(topic_id, names.get(topic_id, ""), record.namespace, record.name, record.uuid)
 
 
 def _encode(entries: Sequence[tuple[str, Entry]], revision: int, time_ms: int, ends: Mapping[ShardKey, int]) -> bytes:
