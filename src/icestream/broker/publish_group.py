@@ -69,6 +69,7 @@ class PublishGroupResult:
         self._windows = windows
         self._group = group
         self._on_done = on_done
+        # Before the receipt can call back: a group that is done at once must not count below zero.
         for window in windows:
             window.in_flight += 1
         receipt.add_done_callback(self._complete)

@@ -591,9 +591,9 @@ class Broker:
                     f"topic {name} already has a subscription {subscription}", hint="use it, or choose another name"
                 )
             topic.admit_subscription()
-            nobody = user._replace(principal="")
+            unowned = user._replace(principal="")
             return await self._subscriptions.create(
-                topic, subscription, kind, start or SubscriptionStart(), failure, nobody
+                topic, subscription, kind, start or SubscriptionStart(), failure, unowned
             )
 
         return await self._changes.run(change)

@@ -4,7 +4,7 @@
 
 A holder writes its record first and tags the snapshot then, so that expiry spares it, too. While a table has a hold, it
 is not purged, whatever became of its name and topic; the clean-up removes nothing of it unless the table still has all
-held snapshots; and nobody but the holder, which removes its record first, takes away the tag.
+held snapshots. The tag is removed by the holder alone, which removes its record first.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ Content = TypeVar("Content")
 
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _NO_FILE: Final = (ENOENT, ENOTDIR, EISDIR, ENAMETOOLONG)
+# Exclusive: two commits that choose the same name must not both take it for theirs.
 _NEW: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _log = get_logger("catalog.files")
@@ -111,6 +112,7 @@ class LocalFiles:
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         path, name = _split(location)
         near = self._synced if is_synced else self._unsynced
+        # A large file goes to a thread whatever the average says: its time depends on its size.
         is_small = sum(map(len, pieces)) <= limits.CATALOG_INLINE_BYTES_MAX
         try:
             await (near if is_small else self._offload).run(lambda: self._create(path, name, pieces, is_synced))
@@ -127,6 +129,7 @@ class LocalFiles:
             await self._offload.run(lambda: self._create_unsynced(files, created, in_new_folders))
             await self.make_durable(created)
         except errors.IcestreamError:
+            # No metadata names them yet, and the caller knows of an error only.
             for location in created:
                 await self.remove(location)
             raise
@@ -299,6 +302,7 @@ class LocalFiles:
         directory = self._open(path, False)
         try:
             number = directory.disk_number()
+            # A sync of the file system covers every directory on it.
             if number not in synced:
                 directory.sync_disk()
             return number

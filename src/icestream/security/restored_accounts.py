@@ -201,7 +201,7 @@ def _count(added: dict[str, int], kind: str, present: int, most: int, names: Seq
 def _full(what: str, most: int) -> errors.MetadataFull:
     return errors.MetadataFull(
         f"the restored accounts would be more than {most} {what}, the maximum",
-        hint="delete those of this cluster that nobody uses, and restore again: it goes on where it stopped",
+        hint="delete those of this cluster that are not used, and restore again: it goes on where it stopped",
     )
 
 

@@ -197,7 +197,7 @@ class SecurityStore:
 
 def security_is_off() -> errors.InvalidInput:
     return errors.InvalidInput(
-        "security is off: everybody who reaches this broker may do everything",
+        "security is off: every client that reaches this broker may do everything",
         hint="switch it on: icestream security init",
     )
 

@@ -175,8 +175,8 @@ class MqttSection(Section):
     websocket_origins: tuple[Annotated[str, _ORIGIN], ...] = Field(
         default=(),
         description="Web pages that may connect by WebSocket: their origins, as browsers send them. Pages of this "
-        "machine may always, and clients that are no browsers, which send no origin. Without a bound every page that "
-        "somebody on this machine opens could read the topics of a broker without accounts.",
+        "machine may always, and clients that are no browsers, which send no origin. Without a bound every page "
+        "that is open in a browser on this machine could read the topics of a broker without accounts.",
     )
     proxy_protocol_from: tuple[Annotated[str, _NETWORK], ...] = Field(
         default=(),

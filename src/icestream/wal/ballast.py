@@ -101,6 +101,7 @@ class Ballast:
             finally:
                 file.close()
         except OSError:
+            # A part of a ballast would take the space that is missing.
             self._remove()
             return False
         self.is_released = False

@@ -154,6 +154,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
     """Decodes a checkpoint file. Raises DecodeError for anything that is not a complete and good checkpoint."""
     header = wire.decode_header(data, 0, 0)
     entries = wire.decode_entries(data, 0, header)
+    # One bad section makes the whole useless: the older checkpoint and a longer scan give the same state.
     if header.kind != wire.RecordKind.CHECKPOINT or not all(
         wire.check_section(data, 0, header, entry) for entry in entries
     ):
@@ -170,6 +171,7 @@ def decode_checkpoint(data: bytes) -> Checkpoint:
         _decode_windows(state, bodies[wire.SectionKind.WINDOWS])
         for producer, epoch, evicted in _EPOCH.iter_unpack(bodies[wire.SectionKind.EPOCHS]):
             state.producers.restore_epoch(producer, epoch, evicted)
+        # 0 where a checkpoint of an older version has no such section.
         (current,) = _CURRENT.unpack(bodies.get(wire.SectionKind.CURRENT, bytes(_CURRENT.size)))
     except (struct.error, KeyError, ValueError, UnicodeDecodeError, errors.InvalidInput) as error:
         raise errors.DecodeError(f"checkpoint is inconsistent: {error}") from None

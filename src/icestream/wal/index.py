@@ -184,6 +184,7 @@ def decode_marks(body: bytes) -> list[tuple[int, int]]:
 def _index_section(key: ShardKey, shard: ShardIndex) -> RecordSection:
     head = _HEAD.pack(shard.end_offset, shard.own_bytes, shard.last_position, len(shard.positions), shard.max_time_us)
     parts = (head, shard.base_offsets.tobytes(), shard.running_max.tobytes(), shard.positions.tobytes())
+    # A declared gap can make it larger than the field. Readers go by end_offset.
     rows = min(shard.end_offset - shard.first_offset, 2**32 - 1)
     fields = (shard.epoch, shard.first_offset, shard.append_time_us, rows)
     return RecordSection(key.topic_id, key.shard, SectionKind.INDEX, 0, *fields, 0, b"".join(parts))

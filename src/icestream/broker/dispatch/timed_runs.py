@@ -103,6 +103,7 @@ class TimedRuns(RunSet[Value]):
     def _push(self, value: Value) -> None:
         self._number += 1  # breaks ties: values have no order
         heapq.heappush(self._heap, (value.due_ms, self._number, value))
+        # 64: small heaps are not worth a rebuild.
         if len(self._heap) > 2 * len(self) + 64:
             self._rebuild_heap()
 

@@ -93,6 +93,7 @@ class BlockMessages:
         return [row for row, is_retained in enumerate(self._block.values(envelope.RETAIN)) if is_retained]
 
     def row(self, index: int) -> MqttMessage:
+        # A block of which no row is delivered costs its topics only.
         if self._columns is None:
             self._columns = [
                 self._block.values(column)
@@ -163,6 +164,7 @@ def delivery_packet(
         for identifier, value in decode_stored_properties(row.properties):
             if identifier == PropertyId.SUBSCRIPTION_IDENTIFIER:
                 continue
+            # At least 1: 0 would say that the message has expired already.
             is_expiry = identifier == PropertyId.MESSAGE_EXPIRY_INTERVAL and isinstance(value, int)
             entries.append((identifier, max(1, value - age_s) if is_expiry and isinstance(value, int) else value))
         entries += [(PropertyId.SUBSCRIPTION_IDENTIFIER, identifier) for identifier in identifiers]

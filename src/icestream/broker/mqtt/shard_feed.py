@@ -84,6 +84,7 @@ class SubscriberIndex:
             by_subscriber: dict[Subscriber, list[Generation]] = {}
             for subscriber, generation in self._index.match(topic):
                 by_subscriber.setdefault(subscriber, []).append(generation)
+            # Emptied as a whole: an order of use would have to be updated by every message.
             if len(self._cache) >= limits.MQTT_TOPICS_CACHED:
                 self._cache.clear()
             matches = self._cache[topic] = list(by_subscriber.items())
@@ -228,6 +229,7 @@ class ShardFeed:
                 self._reading = asyncio.get_running_loop().create_task(self._read(), name="mqtt feed")
                 return
             self._slice = self._offer_sections(sections)
+        # The feed itself is the mark of the end: None is what the generator yields after a slice.
         if next(self._slice, self) is self:
             self._slice = None
         self._offer_live()
@@ -247,6 +249,7 @@ class ShardFeed:
                 read = await self.stream.read(self.position, limits.MQTT_FEED_READ_BYTES)
             except errors.PositionGone:
                 # Nothing can be offered of what retention removed; sessions that were owed it find out by themselves.
+                # At least one offset further: a start that does not move would be read for ever.
                 start = await self.stream.history_start()
                 _log.warning("messages were removed before they were offered", shard=str(self.key), until=start)
                 self.position = max(start, self.position + 1)
@@ -268,6 +271,7 @@ class ShardFeed:
             self.marks.add(section.base_offset, section.rows, len(section.body), section.append_time_us)
             for base, messages in self._rows.blocks(self.key, section, self.native_topic):
                 topics = messages.topics
+                # A read returns whole sections, so the first blocks may be offered already.
                 if base + len(topics) <= self.position:
                     continue
                 self._seen.add_stored(self.key, base, topics, section.append_time_us)

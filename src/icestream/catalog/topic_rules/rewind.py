@@ -101,6 +101,7 @@ def rewind(
         target == current
         and {shard_preview.shard: shard_preview.goes_on_at for shard_preview in preview.shards} == before
     ):
+        # Nothing changes: rows that were missing before are no effect of this operation, and need no consent.
         stay = tuple(shard_preview._replace(held=shard_preview.goes_on_at) for shard_preview in preview.shards)
         unchanged = preview._replace(shards=stay, doubts=(), changes=_nothing_to_do(state.removals, log))
         return Rebinding(CommitDecision(state.table, binding, state.removals), unchanged)
@@ -133,6 +134,7 @@ def undo_round(state: TableState, log: TopicLog, snapshot_id: int, now_ms: int) 
             decision._replace(table=table_commit.apply_updates(decision.table, None, [remove_snapshot], now_ms)),
             preview,
         )
+    # The round was the first snapshot of the table: main goes away instead of back.
     first_offsets = {shard: runs[0].start for shard, runs in binding.runs.items()}
     preview = OperationPreview("undo", log.topic, shard_previews(first_offsets, log, binding.committed()))
     preview.check(())
@@ -183,6 +185,7 @@ def _first_recoverable(removals: Removals, log: TopicLog) -> dict[int, int]:
     """Per shard the first offset that is known to be missing and lies in a range of which the log has something."""
     starts: dict[int, int] = {}
     for removal in removals:
+        # An inexact removal does not tell which offsets are gone: writing its range again would double the others.
         for shard, (start, end) in removal.ranges.items() if removal.is_exact else ():
             if shard in log.shards and end > log.shards[shard].earliest:
                 starts[shard] = min(start, starts.get(shard, start))
@@ -266,6 +269,7 @@ def _undone(state: TableState, log: TopicLog, target: int | None, shards: Iterab
         ):
             continue
         ranges = picked_round(state.table, snapshot, log.topic_id)
+        # An append whose rows all lie above the resume offset is written again from the log: undoing it loses nothing.
         comes_again = ranges is not None and all(start >= resumes_at[shard] for shard, (start, _) in ranges.items())
         if snapshot_operation(snapshot) == "append" and not comes_again:
             lost.append(f"rows that snapshot {snapshot['snapshot-id']} added are undone")
@@ -285,6 +289,7 @@ def _covers(current: Removal, other: Removal) -> bool:
 def _pointing(state: TableState, target: int | None) -> list[Object]:
     if target is None or target == state.table.current_snapshot_id:
         return []
+    # set-snapshot-ref replaces the whole reference: its retention must be handed on.
     settings = {
         name: value for name, value in (state.table.references.get(MAIN) or {}).items() if name != "snapshot-id"
     }

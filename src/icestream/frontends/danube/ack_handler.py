@@ -119,6 +119,7 @@ class AckHandler:
         consumer = self._consumers.find(client, topic_name, subscription)
         if consumer is not None:
             return consumer.delivery_key, consumer.delivery
+        # Not a message of its own consumers: the right is decided for each of these.
         name, _part = parse_partition(topic_name)
         consumed = client.consumed_subscription(name, subscription)
         partition = resolve_partition(client, topic_name, subscription)

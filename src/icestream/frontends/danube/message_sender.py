@@ -66,6 +66,7 @@ class MessageSender:
         self._bytes_in_flight = 0  # of all calls
 
     async def send(self, raw: bytes, call: Call) -> bytes:
+        # A single message is always taken, however large: its own size is bounded below.
         if self._bytes_in_flight and self._bytes_in_flight + len(raw) > limits.DANUBE_IN_FLIGHT_BYTES_MAX:
             raise errors.InFlightFull(
                 f"more than {limits.DANUBE_IN_FLIGHT_BYTES_MAX} bytes of messages wait to be stored",
@@ -110,6 +111,7 @@ class MessageSender:
         self, fields: Fields, client: GuardedBroker, outcome: SendOutcome
     ) -> PendingMessage | None:
         """None for a duplicate of a message that was stored before a restart; its outcome is set here."""
+        # May wait for the metadata store. Concurrent calls have no order, so that others may overtake this one.
         producer = await self._producers.recall(fields.producer_id, client)
         shard = self._shard_of(producer, fields.topic_name)
         row, text = row_of(fields), fields.attributes.get(SEQUENCE)
@@ -204,6 +206,7 @@ class MessageSender:
         """Stores the messages in order and sets their outcomes. Numbered messages are stored one by one."""
         groups: dict[tuple[int, int], list[PendingMessage]] = {}
         for message in batch:
+            # Each numbered message is judged by its own number: in one block, a duplicate would take new ones along.
             if message.number is not None:
                 self._store([message])
             else:
@@ -242,6 +245,7 @@ class MessageSender:
 
     def _refuse(self, group: list[PendingMessage], error: errors.IcestreamError) -> None:
         """Fails the group; where a single invalid message may be the reason, stores each message by itself instead."""
+        # Callers are independent: the invalid message of one must not fail the calls of the others.
         if len(group) > 1 and isinstance(error, errors.InvalidInput):
             for message in group:
                 self._store([message])
@@ -284,6 +288,7 @@ def _parts(group: list[PendingMessage], bytes_max: int) -> Iterable[list[Pending
     size = 0
     for message in group:
         row_bytes = _row_bytes(message.row)
+        # Half of the bound, because sizes are estimates: columns add padding and directories.
         if part and (size + row_bytes > bytes_max // 2 or len(part) == limits.BLOCK_ROWS_MAX):
             yield part
             part, size = [], 0

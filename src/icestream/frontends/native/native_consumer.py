@@ -49,6 +49,7 @@ class NativeConsumer:
             raise errors.ConnectionLost("the client disconnected")
         if not self._is_closed:
             self._connection.register_consumer(self)
+        # Not at once: the response to `subscribe`, which tells the client the handle, is sent when this call returns.
         asyncio.get_running_loop().call_soon(self._send_queued_frames)
 
     def _send_queued_frames(self) -> None:
@@ -105,6 +106,7 @@ class NativeConsumer:
         if len(head) + len(picked.body) <= self._connection.agreed.send_bytes_max - SIZE_MIN:
             self._send_messages(FrameKind.PICK, head, picked.body)
             return
+        # Halved by ranges: one range alone is an ordinary section, which `deliver` splits by rows.
         half, first_row = len(ranges) // 2, 0
         for part in (ranges[:half], ranges[half:]):
             rows = sum(end - start for start, end in part)
@@ -133,6 +135,7 @@ class NativeConsumer:
             self._deliver_parts(shard, generation, attempt, section, 0, half)
             self._deliver_parts(shard, generation, attempt, section, half, rows - half)
         else:
+            # Not at once: the messages of this consumer are being sent at this moment, and leaving ends that.
             asyncio.get_running_loop().call_soon(self._refuse_too_large, section)
 
     def _refuse_too_large(self, section: SectionRead) -> None:

@@ -85,6 +85,7 @@ class PublishResponses:
 
     async def finish(self) -> None:
         """Waits until every response is sent; delays end at once."""
+        # A delay slows a producer down; a stop has no reason to wait for it.
         for response in list(self._waiting):
             if response.delay_timer is not None:
                 response.delay_timer.cancel()

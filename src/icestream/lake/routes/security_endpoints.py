@@ -136,7 +136,7 @@ async def put_role(
     return await broker(api.PUT_ROLE, extend(api.PutRole, rules, role=role))
 
 
-@router.delete("/roles/{role}", response_model=_CHANGE, summary="Delete a role that is granted to nobody")
+@router.delete("/roles/{role}", response_model=_CHANGE, summary="Delete a role that no principal has")
 async def delete_role(broker: BrokerDep, role: str) -> api.SecurityChange:
     return await broker(api.DELETE_ROLE, api.RoleOnly(role))
 

@@ -8,10 +8,10 @@ open as few files as before (hazard 94). A file of half the size of a group or m
     [60] | 2 1 3 1 2 1 1 2 | [64] | 1 1 1 1 1          sizes in MiB, groups of 64 MiB
            one group of 8           5 files: they wait for more
 
-A group is worth it if it has `files_min` files, or two once its table is idle or somebody asked. Its largest file is at
-most half of it, unless the group is full: so each time that a row is rewritten, its file at least doubles, and a row is
-rewritten about log2(group / round) times in its life. Nothing is planned for a table that a plan has just been carried
-out for: each group leaves one file in place of several, and a single file is no group.
+A group is worth it if it has `files_min` files, or two once its table is idle or maintenance was requested. Its largest
+file is at most half of it, unless the group is full: so each time that a row is rewritten, its file at least doubles,
+and a row is rewritten about log2(group / round) times in its life. Nothing is planned for a table that a plan has just
+been carried out for: each group leaves one file in place of several, and a single file is no group.
 """
 
 from __future__ import annotations

@@ -87,12 +87,14 @@ class WatchedTable:
         }
         for snapshot_id, snapshot in before.items():
             if snapshot_id not in self.snapshots:
+                # Its data files live on in a child that only appended, so that its manifests need not be read.
                 is_carried = snapshot_id in carried_ids
                 self.pending.append(PendingRemoval(due_ns, snapshot.manifest_list, True, True, is_carried))
         gone_statistics = sorted(statistics_before - self.statistics)
         self.add(PendingRemoval(due_ns, location, was_committed=True) for location in gone_statistics)
 
     def add(self, removals: Iterable[PendingRemoval]) -> None:
+        # The same file comes again with every listing of the folders, until its delay is over.
         locations = {pending.location for pending in self.pending}
         self.pending.extend(removal for removal in removals if removal.location not in locations)
 

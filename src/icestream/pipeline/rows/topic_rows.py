@@ -85,6 +85,7 @@ def _order(sections: Sections, blocks: Blocks, spans: Sequence[Span]) -> tuple[I
 def _ranges(first: Ints, count: Ints, row_count: int) -> Ints | None:
     total = int(count.sum())
     positions = np.repeat(first - (np.cumsum(count) - count), count) + np.arange(total)
+    # The usual case, one shard in the order of the log: columns are then used without a copy.
     is_plain = total == row_count and bool((positions == np.arange(total)).all())
     return None if is_plain else positions
 
