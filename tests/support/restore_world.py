@@ -81,7 +81,9 @@ class RestoreWorld:
     ) -> tuple[list[RestoredTopic], RestoreRun]:
         """Restores what a backup has, as the command without options."""
         topics = [(cut, TopicName.parse(cut.name)) for cut in await restorable_topics(self.world.stored(), root)]
-        run = self.run_of(RestorePlan(topics, scope=scope, has_accounts=has_accounts, skips_existing=True), None, **more)
+        run = self.run_of(
+            RestorePlan(topics, scope=scope, has_accounts=has_accounts, skips_existing=True), None, **more
+        )
         return await run.run(root), run
 
     def run_of(self, plan: RestorePlan, key: BackupKey | None, **more: Any) -> RestoreRun:
