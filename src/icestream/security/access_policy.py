@@ -93,6 +93,18 @@ class Grant(NamedTuple):
         return f"grant {self.grant_id} of {self.principal}: {f'role {self.role}' if self.role else self.rule}{place}"
 
 
+class CredentialRole(NamedTuple):
+    """A role that the credential itself brings."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"role {self.name} of the credential"
+
+
+RuleSource = Grant | CredentialRole
+
+
 class Decision(NamedTuple):
     """Whether it is allowed, and by what. `reason` names the deciding rule, never a secret."""
 
@@ -115,8 +127,8 @@ class AccessPolicy:
     roles: Mapping[str, AccessRole] = field(default_factory=lambda: MappingProxyType({}))
     grants: Mapping[Principal, tuple[Grant, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
-    def rules_of(self, identity: CallerIdentity) -> Iterator[tuple[str, AccessRule]]:
-        """The rules that an identity has, each with the grant or role that it comes from."""
+    def rules_of(self, identity: CallerIdentity) -> Iterator[tuple[RuleSource, AccessRule]]:
+        """The rules that an identity has, each with what it comes from, whose text is for people."""
         for principal in dict.fromkeys((identity.principal, ANONYMOUS)):
             for grant in self.grants.get(principal, ()):
                 if grant.is_parked:
@@ -125,11 +137,23 @@ class AccessPolicy:
                 rules = (grant.rule,) if grant.rule is not None else (role.rules if role is not None else ())
                 if grant.scope is not None:
                     rules = tuple(rule._replace(scope=grant.scope) for rule in rules)
-                yield from ((str(grant), rule) for rule in rules if not _is_void(principal, rule))
+                yield from ((grant, rule) for rule in rules if not _is_void(principal, rule))
         for name in identity.roles:
             if (role := self.roles.get(name)) is not None:
-                source = f"role {name} of the credential"
+                source = CredentialRole(name)
                 yield from ((source, rule) for rule in role.rules if not _is_void(identity.principal, rule))
+
+    def has_same_rules(self, other: AccessPolicy, identity: CallerIdentity) -> bool:
+        """True if an identity has the same rules by both policies, so that every decision about it is the same."""
+        if self.is_enabled != other.is_enabled:
+            return False
+        names = set(identity.roles)
+        for principal in (identity.principal, ANONYMOUS):
+            grants = self.grants.get(principal, ())
+            if grants != other.grants.get(principal, ()):
+                return False
+            names.update(grant.role for grant in grants)
+        return all(self.roles.get(name) == other.roles.get(name) for name in names)
 
 
 def may_administer(principal: Principal) -> bool:
@@ -154,13 +178,23 @@ def decide(identity: CallerIdentity, action: Action, resource: Resource, policy:
     """Whether the identity may do this. Not for internal principals, whose roles list calls instead of actions."""
     if not policy.is_enabled:
         return Decision(True, "security is off")
-    # A subscription belongs to its consumer: without `alter`, one on the audit could not be moved or deleted.
-    is_own = resource.kind is ResourceKind.SUBSCRIPTION
-    if is_system(resource) and not is_own and action not in _SYSTEM_ACTIONS:
+    if is_closed(action, resource):
         return Decision(False, f"{resource} belongs to the broker")
     for source, rule in policy.rules_of(identity):
         if rule.allows(action, resource, identity.claims):
             return Decision(True, f"{source} ({rule})")
+    return no_rule(identity, action, resource)
+
+
+def is_closed(action: Action, resource: Resource) -> bool:
+    """True for what no rule can allow: changes of what belongs to the broker."""
+    # A subscription belongs to its consumer: without `alter`, one on the audit could not be moved or deleted.
+    is_own = resource.kind is ResourceKind.SUBSCRIPTION
+    return is_system(resource) and not is_own and action not in _SYSTEM_ACTIONS
+
+
+def no_rule(identity: CallerIdentity, action: Action, resource: Resource) -> Decision:
+    """The denial for want of a rule."""
     return Decision(False, f"no rule of {identity.principal} allows {action.value} on {resource}")
 
 
@@ -169,7 +203,7 @@ def explain(
 ) -> tuple[Decision, list[ConsideredRule]]:
     """The decision, and every rule of the identity with what it says about it."""
     considered = [
-        ConsideredRule(source, rule, rule.allows(action, resource, identity.claims))
+        ConsideredRule(str(source), rule, rule.allows(action, resource, identity.claims))
         for source, rule in policy.rules_of(identity)
     ]
     return decide(identity, action, resource, policy), considered

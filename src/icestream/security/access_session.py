@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.model.topic_name import TopicName
-from icestream.security.access_policy import AccessPolicy, Decision, decide
+from icestream.security.access_policy import AccessPolicy, Decision, decide, no_rule
 from icestream.security.action import Action
 from icestream.security.audit_event import clean_text
+from icestream.security.identity_rules import IdentityRules
 from icestream.security.mqtt_rights import decide_mqtt
 from icestream.security.principal import ANONYMOUS_IDENTITY, CallerIdentity, PrincipalKind
 from icestream.security.resource import (
@@ -66,6 +67,7 @@ class AccessSession:
         self._on_allowed = on_allowed
         self._holds: dict[int, HeldRight] = {}
         self._last_hold = 0
+        self._holds_policy: AccessPolicy | None = None  # by which all holds were decided; None: by several
         self.closed: errors.IcestreamError | None = None  # why nothing is allowed any more
         # Closes the connection of the session; None if the session is not that of a connection.
         self.on_end: Callable[[errors.IcestreamError], None] | None = None
@@ -139,6 +141,9 @@ class AccessSession:
         if (paused := self._paused()) is not None:
             raise paused
         self._require_routed(right.action, right.resource, right.routes)
+        policy = self._policy()
+        if policy is not self._holds_policy:
+            self._holds_policy = None if self._holds else policy
         self._last_hold += 1
         self._holds[self._last_hold] = right
         return self._last_hold
@@ -227,17 +232,33 @@ class AccessSession:
 
     def decide_again(self) -> Iterator[None]:
         """Closes the holds that the present policy no longer allows. Yields after each hold: a connection may have
-        tens of thousands, and others must be served meanwhile."""
+        tens of thousands, and others must be served meanwhile. No hold is looked at if the identity has the rules that
+        they were decided by."""
+        policy = self._policy()
+        if self._holds_policy is not None and policy.has_same_rules(self._holds_policy, self.identity):
+            self._holds_policy = policy
+            return
+        self._holds_policy = None  # until all are decided: this may be given up
+        rules = IdentityRules(self.identity, policy)
         for number in list(self._holds):
             held = self._holds.get(number)  # the session, or the hold, may have ended since the last step
             if held is None:
                 continue
-            decision = self._decision(held.action, held.resource, self._policy(), held.routes)
-            if not decision.is_allowed:
+            if (decision := self._lost_right(held, rules)) is not None:
                 del self._holds[number]
                 self._on_denied(self, held.action, held.resource, decision)
                 held.close(denial(self.identity, held.action, held.resource, decision))
             yield
+        if policy is self._policy():
+            self._holds_policy = policy
+
+    def _lost_right(self, held: HeldRight, rules: IdentityRules) -> Decision | None:
+        """The denial of a right that is held; None if it is still allowed."""
+        if held.resource.kind is not ResourceKind.MQTT:
+            is_allowed = rules.is_allowed(held.action, held.resource)
+            return None if is_allowed else no_rule(self.identity, held.action, held.resource)
+        decision = self._decision(held.action, held.resource, self._policy(), held.routes)
+        return None if decision.is_allowed else decision
 
     def end(self, reason: errors.IcestreamError) -> None:
         """Ends the session: every hold is closed with the reason, and every later request is refused with it."""

@@ -166,6 +166,20 @@ class Pattern(NamedTuple):
             return False
         return all(_segment_matches(own, other, claims) for own, other in zip(fixed, segments, strict=False))
 
+    def literals(self, claims: Mapping[str, str]) -> tuple[tuple[int, str], ...] | None:
+        """The segments that every resource has which the pattern matches, with their positions; None if it matches
+        none, because a claim fills nothing."""
+        literals: list[tuple[int, str]] = []
+        for position, segment in enumerate(self.segments):
+            if (match := _CLAIM.fullmatch(segment)) is not None:
+                value = claims.get(match[1], "")
+                if not is_plain(value):
+                    return None
+                literals.append((position, value))
+            elif segment not in _WILDCARDS[self.kind is ResourceKind.MQTT]:
+                literals.append((position, segment))
+        return tuple(literals)
+
     def _mqtt_filter(self, claims: Mapping[str, str]) -> str | None:
         """The topic filter with the claims filled in; None if one of them fills nothing."""
         levels: list[str] = []
@@ -257,6 +271,7 @@ def _is_segment(segment: str) -> bool:
     return segment in (ANY, REST) or _CLAIM.fullmatch(segment) is not None or is_plain(segment)
 
 
+_WILDCARDS: Final = (frozenset({ANY, REST}), frozenset({"+", "#"}))  # of names, and of MQTT topics
 _IN_NAMESPACES: Final = frozenset({ResourceKind.TOPIC, ResourceKind.SUBSCRIPTION, ResourceKind.TABLE})
 _LENGTHS: Final = {
     ResourceKind.TOPIC: 2,

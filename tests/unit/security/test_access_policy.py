@@ -13,6 +13,7 @@ from icestream import errors
 from icestream.model.topic_name import TopicName
 from icestream.security.access_policy import AccessPolicy, AccessRole, AccessRule, Grant, decide, explain
 from icestream.security.action import Action, parse_actions
+from icestream.security.identity_rules import IdentityRules
 from icestream.security.principal import ANONYMOUS, CallerIdentity, Principal, local_user
 from icestream.security.resource import (
     CLUSTER,
@@ -155,6 +156,7 @@ def test_the_decision_is_that_of_a_brute_force_model(
     identity = CallerIdentity(ALICE, claims)
     everywhere = direct + (of_role if has_role and scope is None else [])
     in_scope = of_role if has_role else []
+    rules = IdentityRules(identity, policy)
     for resource in RESOURCES:
         expected = any(model_allows(rule, action, resource, claims) for rule in everywhere) or (
             scope is not None and any(model_scoped(rule, scope, action, resource, claims) for rule in in_scope)
@@ -162,6 +164,7 @@ def test_the_decision_is_that_of_a_brute_force_model(
         decision, considered = explain(identity, action, resource, policy)
         assert decision.is_allowed == expected, (str(resource), str(scope))
         assert decision.is_allowed == any(rule.allows for rule in considered)
+        assert decision.is_allowed == rules.is_allowed(action, resource), (str(resource), str(scope))
         assert not decide(CallerIdentity(BOB, claims), action, resource, policy).is_allowed
 
 
@@ -215,6 +218,28 @@ def test_a_parked_grant_allows_nothing() -> None:
     assert not decide(
         CallerIdentity(ALICE), Action.CONSUME, ORDERS, _policy(ALICE, "read /shop/orders", is_parked=True)
     ).is_allowed
+
+
+@given(st.lists(RULES, max_size=2), st.lists(RULES, max_size=2), st.lists(RULES, max_size=2), st.booleans())
+def test_policies_with_the_same_rules_for_an_identity_decide_alike(
+    direct: list[AccessRule], of_role: list[AccessRule], of_anonymous: list[AccessRule], is_claimed: bool
+) -> None:
+    identity = CallerIdentity(ALICE, roles=("team",) if is_claimed else ())
+
+    def policy(direct: list[AccessRule], of_role: list[AccessRule], of_anonymous: list[AccessRule]) -> AccessPolicy:
+        grants = {
+            ALICE: (Grant("r", ALICE, role="team"), *(Grant(f"d{rule}", ALICE, rule=rule) for rule in direct)),
+            ANONYMOUS: tuple(Grant(f"a{rule}", ANONYMOUS, rule=rule) for rule in of_anonymous),
+            BOB: (Grant("b", BOB, rule=AccessRule(frozenset(Action), Pattern.parse("/*/*"))),),
+        }
+        return AccessPolicy(True, 1, {"team": AccessRole("team", tuple(of_role))}, grants)
+
+    before = policy(direct, of_role, of_anonymous)
+    assert before.has_same_rules(policy(direct, of_role, of_anonymous), identity)
+    for other in (policy([], of_role, of_anonymous), policy(direct, [], of_anonymous), policy(direct, of_role, [])):
+        if before.has_same_rules(other, identity):
+            assert list(before.rules_of(identity)) == list(other.rules_of(identity))
+    assert not before.has_same_rules(AccessPolicy(), identity)
 
 
 def test_security_that_is_off_allows_everything() -> None:
