@@ -1090,6 +1090,8 @@ COMPACTION_GROUP_FILES_MAX: Final = 1_000
 COMPACTION_FILE_BYTES_MAX: Final = 512 * MIB
 # Small files next to one another that are worth a rewrite while messages arrive: fewer cost more than they save.
 COMPACTION_FILES_MIN: Final = 8
+# A file of which this share is deleted is rewritten by itself: readers decode its rows for nothing.
+COMPACTION_DELETED_SHARE: Final = 10
 # Without messages for so long, two files are merged: nothing else would join them.
 COMPACTION_IDLE_MS: Final = 10 * 60_000
 # A group spans at most this share of the time for which its topic keeps rows (hazard 85).

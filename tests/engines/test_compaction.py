@@ -69,4 +69,36 @@ def test_a_table_is_compacted_while_messages_arrive_and_every_engine_reads_its_r
         jobs = [entry["job"] for entry in run.icestream("lake", "history", "default.orders")]
         assert jobs.count("compaction") >= 2
         assert "ingest" in jobs
+        check_deletes(spark, run)
         run.stop()
+
+
+def check_deletes(spark: Spark, run: PipelineRun) -> None:
+    """Hazard 77: rows that Spark deletes by delete files are gone from the files, and every engine reads the others."""
+    spark.sql("ALTER TABLE compacted.default.orders SET TBLPROPERTIES ('write.delete.mode' = 'merge-on-read')")
+    spark.sql("DELETE FROM compacted.default.orders WHERE offset % 3 = 1")
+    with contextlib.closing(RestCatalog("lake", uri=run.uri)) as catalog:
+        table = catalog.load_table("default.orders")
+        kept = sorted(table.scan(selected_fields=("offset",)).to_arrow()["offset"].to_pylist())
+        assert kept
+        assert not [offset for offset in kept if offset % 3 == 1]
+        (before,) = run.icestream("lake", "health", "default.orders")
+        assert before["delete_files"] > 0
+        applied = run.icestream("lake", "maintain", "default.orders")
+        assert (applied["is_done"], applied["reason"]) == (True, "")
+        (after,) = run.icestream("lake", "health", "default.orders")
+        assert after["delete_files"] == 0
+        table.refresh()
+        snapshot = table.current_snapshot()
+        assert snapshot is not None
+        assert snapshot.summary is not None
+        assert snapshot.summary["total-records"] == str(len(kept))
+        assert sorted(table.scan(selected_fields=("offset",)).to_arrow()["offset"].to_pylist()) == kept
+    spark.sql("REFRESH TABLE compacted.default.orders")
+    by_spark = spark.sql("SELECT offset FROM compacted.default.orders ORDER BY offset")
+    assert [row[0] for row in by_spark] == kept
+    with duckdb_with_iceberg() as connection:
+        connection.sql(f"ATTACH '' AS ice (TYPE iceberg, ENDPOINT '{run.uri}', AUTHORIZATION_TYPE 'none')")
+        by_duckdb = connection.execute('SELECT "offset" FROM ice.default.orders ORDER BY 1').fetchall()
+    assert [row[0] for row in by_duckdb] == kept
+    run.icestream("verify", "/default/orders", "--deep")

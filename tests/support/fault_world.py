@@ -10,6 +10,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyiceberg.table import StaticTable
 
 from icestream.broker.pipeline_service import LogLocation, PipelineService
@@ -22,6 +24,7 @@ from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
+from icestream.iceberg.manifests import DATA_CONTENT
 from icestream.metadata.store import MemoryStore
 from icestream.model import ShardKey, TopicIdentity, envelope
 from icestream.model.backlog_messages import Backlog, RetainedTopic
@@ -87,8 +90,7 @@ class LogBroker:
         """No floor goes beyond what is in the table. Log files that are no longer needed are recycled at once."""
         advanced = list(positions)
         for topic_id, shard, offset in advanced:
-            rows = await self._world.rows(topic_id)
-            stored = {at for at, _ in rows.get(shard, ())}
+            stored = await self._world.stored(topic_id, shard)
             published = {at for at in self._world.published.get(ShardKey(topic_id, shard), {}) if at < offset}
             forgone = self._world.forgone.get(ShardKey(topic_id, shard), set())
             kept = {at for at in published if at >= (await self._world.first(topic_id)).get(shard, 0)}
@@ -221,6 +223,20 @@ class FaultWorld:
 
     async def rows(self, topic_id: int) -> dict[int, list[tuple[int, bytes]]]:
         return rows_of(StaticTable.from_metadata(await self._location(topic_id)))
+
+    async def stored(self, topic_id: int, shard: int) -> set[int]:
+        """The offsets of a shard that data files of main have, deleted rows included."""
+        table = StaticTable.from_metadata(await self._location(topic_id))
+        snapshot = table.current_snapshot()
+        offsets: set[int] = set()
+        for manifest in [] if snapshot is None else await self.avro.manifest_files(snapshot.manifest_list):
+            if manifest.content != DATA_CONTENT:
+                continue
+            for entry in await self.avro.entries(manifest.path):
+                if entry.is_live:
+                    rows = pq.read_table(entry.file_path.removeprefix("file:"), columns=["shard", "offset"])
+                    offsets.update(rows.filter(pc.equal(rows["shard"], shard))["offset"].to_pylist())
+        return offsets
 
     async def first(self, topic_id: int) -> dict[int, int]:
         """The first kept offsets of a topic."""

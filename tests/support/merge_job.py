@@ -21,7 +21,7 @@ from icestream.pipeline.commit.committer import CommittedSnapshot, Result
 from icestream.pipeline.driver.commit_sequence import CommitSequence
 from icestream.pipeline.driver.effects import Effect
 from icestream.pipeline.driver.job import Job, Turn
-from icestream.pipeline.driver.rewrite_commit import RewriteCommit, TableRewrite
+from icestream.pipeline.driver.rewrite_commit import RewriteCommit, TableRewrite, planned_number
 from icestream.pipeline.files.data_file import encode_parquet
 from icestream.pipeline.files.file_store import FolderStore
 from icestream.pipeline.files.parquet_layout import layout_of
@@ -37,6 +37,7 @@ Mistake = Callable[[pa.Table], pa.Table]
 class MergePlan(NamedTuple):
     table: TopicTable
     locations: list[str]
+    sequence_number: int
 
 
 class MergeJob(Job[MergePlan, list[TableRewrite]]):
@@ -65,14 +66,14 @@ class MergeJob(Job[MergePlan, list[TableRewrite]]):
         oldest_first = [manifest for manifest in reversed(manifests) if manifest.content == DATA_CONTENT]
         entries = [entry for manifest in oldest_first for entry in await self._life.manifests.live_entries(manifest)]
         locations = [entry.file_path for entry in entries][:2]
-        return MergePlan(table, locations) if len(locations) == 2 else None
+        return MergePlan(table, locations, planned_number(table.table)) if len(locations) == 2 else None
 
     async def run(self, turn: Turn, plan: MergePlan) -> list[TableRewrite]:
         with turn.timed("merge"), self._life.effects.happens(Effect.WRITE):
             written = self._write(plan)
         replaced = sum_of(digest_of(pq.read_table(_path(location))) for location in plan.locations)
         added = digest_of(pq.read_table(_path(written.location)))
-        return [TableRewrite(plan.table, plan.locations, [written], replaced, added, self.name)]
+        return [TableRewrite(plan.table, plan.locations, [written], replaced, added, self.name, plan.sequence_number)]
 
     async def commit(self, turn: Turn, plan: MergePlan, result: list[TableRewrite]) -> None:
         results = await self._commit.commit(result)

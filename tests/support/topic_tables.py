@@ -73,6 +73,9 @@ def rewrite_claim(
         "replaced": [file.location for file in changes.removed],
         "added": [file.location for file in changes.added],
         "replaced-rows": RowDigest(sum(file.rows for file in changes.removed), 7, 7).text,
+        "sequence-number": max(file.sequence_number for file in (*changes.removed, *changes.added)),
+        "deletes": [],
+        "deleted-rows": RowDigest().text,
         "added-rows": RowDigest(sum(file.rows for file in changes.removed), 7, 7).text,
         **more,
     }

@@ -6,9 +6,11 @@ Entries of recently written manifests are cached because they are merged soon. T
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from icestream import limits
+from icestream.iceberg.delete_manifests import DeleteRemoval, without_deletes
+from icestream.iceberg.location import normalize
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.manifests import (
     ADDED,
@@ -56,6 +58,13 @@ class ManifestCache:
         return await self._reader.select_entries(
             manifest.path, lambda entries: [entry for entry in entries if entry.is_live]
         )
+
+    async def without_deletes(
+        self, manifest: ManifestFile, removed: Collection[str], snapshot_id: int
+    ) -> DeleteRemoval:
+        """Reads a manifest of delete files of any writer; returns it without those of these names."""
+        data = await self._reader.table_files.read(normalize(manifest.path))
+        return without_deletes(manifest, data, removed, snapshot_id)
 
     async def added_files(self, manifest: ManifestFile) -> list[str]:
         """Reads the locations of the files that the manifest's own snapshot added to the table."""

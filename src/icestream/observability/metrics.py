@@ -298,6 +298,10 @@ PIPELINE_COMPACTION_BYTES = Counter(
     "icestream_pipeline_compaction_bytes_total", "Bytes of data files that compaction read and wrote.", ["direction"]
 )
 PIPELINE_COMPACTION_ROWS = Counter("icestream_pipeline_compaction_rows_total", "Rows in files that compaction added.")
+PIPELINE_COMPACTION_DELETED_ROWS = Counter(
+    "icestream_pipeline_compaction_deleted_rows_total",
+    "Rows that compaction left out because delete files of engines deleted them.",
+)
 PIPELINE_COMPACTION_CPU_SECONDS = Counter(
     "icestream_pipeline_compaction_cpu_seconds_total", "CPU seconds of the tasks of compaction."
 )

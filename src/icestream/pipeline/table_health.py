@@ -63,7 +63,7 @@ def table_health(
         reasons.append(f"{small} of {counted(len(data), 'file')} are small: `icestream lake maintain` merges them")
     if deletes:
         points -= min(30, 3 * deletes)
-        reasons.append(f"{counted(deletes, 'delete file')}: an engine that compacts applies them")
+        reasons.append(f"{counted(deletes, 'delete file')}: `icestream lake maintain` applies them")
     if len(snapshots) > limits.SNAPSHOTS_MAX:
         points -= 10
         reasons.append(f"{len(snapshots)} snapshots: each commit writes them all")

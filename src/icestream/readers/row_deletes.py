@@ -184,6 +184,18 @@ def row_values(rows: Any, columns: tuple[str, ...]) -> list[tuple[Any, ...]]:
 
 def drop_deleted(rows: Any, first_row: int, deletes: Deletes) -> Any:
     """Returns the rows that are not deleted. `first_row`: the position of the first of them in their file."""
+    is_live = _live_mask(rows, first_row, deletes)
+    return rows if is_live is None else rows.filter(is_live)
+
+
+def split_deleted(rows: Any, deletes: Deletes) -> tuple[Any, Any]:
+    """Returns the rows of a whole file that are not deleted, and those that are."""
+    is_live = _live_mask(rows, 0, deletes)
+    return (rows, rows.slice(0, 0)) if is_live is None else (rows.filter(is_live), rows.filter(pc.invert(is_live)))
+
+
+def _live_mask(rows: Any, first_row: int, deletes: Deletes) -> Any:
+    """Returns which rows are not deleted; None for all of them."""
     live_flags = bytearray(b"\x01") * len(rows)
     for position in deletes.positions:
         if first_row <= position < first_row + len(rows):
@@ -193,6 +205,6 @@ def drop_deleted(rows: Any, first_row: int, deletes: Deletes) -> Any:
             if values in by_value.values:
                 live_flags[row] = 0
     if 0 not in live_flags:
-        return rows
+        return None
     mask = pa.Array.from_buffers(pa.uint8(), len(live_flags), [None, pa.py_buffer(live_flags)])
-    return rows.filter(mask.cast(pa.bool_()))
+    return mask.cast(pa.bool_())

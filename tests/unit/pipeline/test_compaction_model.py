@@ -14,17 +14,26 @@ from pathlib import Path
 
 import pytest
 
+from icestream.iceberg.manifests import ManifestEntry
+from icestream.model import ShardKey
+from icestream.model.pipeline_file_name import parse_pipeline_file
 from icestream.pipeline.compaction.compaction_job import CompactionJob
 from icestream.pipeline.driver.effects import Effect, Fault
 from tests.support.compaction import add_compaction, compact, data_files
+from tests.support.deleting_engine import delete_by_position, delete_by_value, live_entries
 from tests.support.fault_world import FaultWorld
 from tests.support.foreign_engine import ForeignEngine
 from tests.support.interruptible_driver import DriverKilled, InterruptibleDriver
 
 pytestmark = pytest.mark.asyncio
 STEPS = 14
-DEEDS = ("append", "compaction", "delete", "expiry", "add a column", "partition")
+DEEDS = ("append", "compaction", "delete", "expiry", "add a column", "partition", "by position", "by value")
 FAULTS = (Effect.WRITE, Effect.COMMIT, Effect.LOOK_AGAIN, Effect.NOTE)
+
+
+def is_ours(entry: ManifestEntry) -> bool:
+    """Whether compaction may rewrite a file: it is of the pipeline, and of a table without a partitioning."""
+    return parse_pipeline_file(entry.file_path) is not None and not entry.partition
 
 
 class CompactionModel:
@@ -43,13 +52,30 @@ class CompactionModel:
     async def step(self) -> None:
         kind = self.chance.choice(("ingest", "ingest", "compact", "compact", "engine", "kill", "time"))
         if kind == "engine":
-            deed = self.chance.choice(DEEDS)
-            await ForeignEngine(self.world.catalog, self.world, deed, 1).meddle()
+            await self.meddle(self.chance.choice(DEEDS))
             return
         before = await data_files(self.world)
         await self._run_drivers(kind)
         # Whichever turn committed it: a driver that ingests, or that takes over, compacts as well.
         self.compactions += len(await data_files(self.world)) < len(before)
+
+    async def meddle(self, deed: str) -> None:
+        """An engine deletes rows by delete files, or does what `ForeignEngine` does, which takes files at face value
+        and so comes only while there are no delete files. Deletes by value come only while compaction can apply them to
+        all files: PyIceberg, which checks the rows, cannot read them."""
+        entries = await live_entries(self.world)
+        match deed:
+            case "by position":
+                chosen = self.chance.sample(entries, min(2, len(entries)))
+                positions = {entry.file_path: [self.chance.randrange(entry.record_count)] for entry in chosen}
+                await delete_by_position(self.world, positions, is_one_file=self.chance.random() < 0.5)
+            case "by value" if all(is_ours(entry) for entry in entries):
+                published = [*self.world.published[ShardKey(1, 0)]]
+                await delete_by_value(self.world, 0, self.chance.sample(published, 2))
+            case "by value":
+                pass
+            case _ if len(entries) > 1 and not await live_entries(self.world, content=1):
+                await ForeignEngine(self.world.catalog, self.world, deed, 1).meddle()
 
     async def _run_drivers(self, kind: str) -> None:
         match kind:

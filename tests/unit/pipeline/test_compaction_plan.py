@@ -77,7 +77,7 @@ def test_partitions_are_apart() -> None:
 def test_a_group_that_cannot_get_better_is_left_alone() -> None:
     files = [file(number) for number in range(8)]
     (group,) = plan_groups(files, RULE, NOW_US)
-    assert plan_groups(files, RULE, NOW_US, {group.locations}) == []
+    assert plan_groups(files, RULE, NOW_US, {group.key}) == []
 
 
 def test_a_group_has_a_bound_of_files() -> None:
@@ -125,8 +125,43 @@ def test_a_busy_table_rewrites_each_row_a_few_times_and_has_few_files() -> None:
         if number % 30:
             continue
         for group in plan_groups(files, RULE, NOW_US):
-            files = [entry for entry in files if entry.location not in group.locations] + [merged(group)]
+            files = [entry for entry in files if entry not in group.files] + [merged(group)]
             rewritten += group.bytes
         most = max(most, small_files(files, RULE.group_bytes))
     assert most <= 64
     assert rewritten <= 8 * written
+
+
+def with_deletes(number: int, mib: float, deleted_rows: int, *names: str) -> CandidateFile:
+    return file(number, mib)._replace(rows=100, deletes=names, applied=names, deleted_rows=deleted_rows)
+
+
+@pytest.mark.parametrize(
+    ("deleted_rows", "deletes", "is_planned"),
+    [(9, 1, False), (10, 1, True), (0, 7, False), (0, 8, True), (0, 0, False)],
+)
+def test_a_finished_file_is_rewritten_for_many_deletes(deleted_rows: int, deletes: int, is_planned: bool) -> None:
+    """Hazard 77: a tenth of its rows, or as many delete files as make a group."""
+    entry = with_deletes(1, 60, deleted_rows, *(f"d{number}" for number in range(deletes)))
+    assert bool(plan_groups([file(0), entry, file(2)], RULE, NOW_US)) is is_planned
+
+
+def test_any_delete_is_applied_on_request() -> None:
+    entry = with_deletes(1, 60, 0, "d")
+    (group,) = plan_groups([file(0, 60), entry, file(2, 60)], RULE._replace(is_requested=True), NOW_US)
+    assert group.files == (entry,)
+
+
+def test_a_delete_that_no_row_of_the_file_can_have_is_no_reason() -> None:
+    """It may name the file by its bounds, and does not apply by partition or sequence number."""
+    entry = with_deletes(1, 60, 0, "d")._replace(applied=())
+    assert plan_groups([entry], RULE._replace(is_requested=True), NOW_US) == []
+
+
+def test_a_group_that_could_not_be_improved_is_planned_again_after_a_delete() -> None:
+    rule = RULE._replace(is_requested=True)
+    entry = with_deletes(1, 60, 50, "d")
+    (group,) = plan_groups([entry], rule, NOW_US)
+    assert plan_groups([entry], rule, NOW_US, {group.key}) == []
+    more = entry._replace(deletes=("d", "e"), applied=("d", "e"))
+    assert plan_groups([more], rule, NOW_US, {group.key}) != []

@@ -19,6 +19,7 @@ from icestream.pipeline.commit import committer as committer_module
 from icestream.pipeline.commit.committer import CommittedSnapshot, NotCommitted
 from icestream.pipeline.commit.offset_ledger import TopicCommit
 from icestream.pipeline.commit.snapshot_builder import NewSnapshot, Operation, build_snapshot
+from icestream.pipeline.driver.rewrite_commit import planned_number
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import StopReason, TopicTable
 from tests.support.committer_harness import CommitterHarness, topic
@@ -52,6 +53,7 @@ def rewrite(world: CommitterHarness, table: TopicTable, files: Sequence[WrittenF
         removed_files=[file.location for file in files[:2]],
         removed_rows=digest,
         added_rows=digest,
+        sequence_number=planned_number(table.table),
     )
 
 
@@ -140,17 +142,64 @@ async def add_delete_file(world: CommitterHarness, table: TopicTable, content: i
 
 @DELETES
 @CATALOGS
-@pytest.mark.parametrize("content", [POSITIONS, VALUES])
-async def test_a_delete_that_overtakes_a_rewrite_of_its_files_refuses_it(
-    tmp_path: Path, is_foreign: bool, content: int
-) -> None:
+async def test_a_delete_that_overtakes_a_rewrite_of_its_files_refuses_it(tmp_path: Path, is_foreign: bool) -> None:
     world, table, files = await open_world(tmp_path, is_foreign)
     commit = rewrite(world, table, files)
     other = CommitterHarness(world.folder, world.store, is_foreign=is_foreign)
-    await add_delete_file(other, await other.open(topic()), content)
+    await add_delete_file(other, await other.open(topic()), POSITIONS)
     result = (await world.commit(commit))[1]
     assert isinstance(result, NotCommitted)
     assert "may be deleted by" in result.reason
+
+
+@DELETES
+@CATALOGS
+async def test_a_delete_by_value_that_overtakes_a_rewrite_applies_to_its_file(tmp_path: Path, is_foreign: bool) -> None:
+    world, table, files = await open_world(tmp_path, is_foreign)
+    commit = rewrite(world, table, files)
+    other = CommitterHarness(world.folder, world.store, is_foreign=is_foreign)
+    await add_delete_file(other, await other.open(topic()), VALUES)
+    assert isinstance((await world.commit(commit))[1], CommittedSnapshot)
+    numbers = await sequence_numbers(world, table)
+    assert numbers[commit.files[0].location] == commit.sequence_number
+    assert numbers["deletes.parquet"] > commit.sequence_number
+
+
+@DELETES
+@CATALOGS
+async def test_a_delete_by_value_of_before_the_plan_refuses_a_rewrite_that_ignores_it(
+    tmp_path: Path, is_foreign: bool
+) -> None:
+    world, table, files = await open_world(tmp_path, is_foreign)
+    await add_delete_file(world, table, VALUES)
+    await world.books.refresh(table)
+    result = (await world.commit(rewrite(world, table, files)))[1]
+    assert isinstance(result, NotCommitted)
+    assert "may be deleted by" in result.reason
+
+
+@DELETES
+async def test_a_file_with_another_sequence_number_than_its_rewrite_is_a_mistake(tmp_path: Path) -> None:
+    """With that of the commit, deletes by value that came since the plan would not apply to its rows."""
+    world, table, files = await open_world(tmp_path)
+    draft = await world.committer._draft(rewrite(world, table, files)._replace(sequence_number=7))
+    await world.files.create_all([(file.location, file.chunks) for file in draft.snapshot.files])
+    (requirement,) = [entry for entry in draft.change.requirements if entry["type"] == "assert-icestream-job"]
+    requirement["sequence-number"] = 1
+    with pytest.raises(errors.Contradiction, match="data sequence number 7"):
+        await world.catalog.commit(table.identifier, draft.change)
+
+
+async def sequence_numbers(world: CommitterHarness, table: TopicTable) -> dict[str, int]:
+    """The data sequence numbers of the live files of main; a delete file by its name alone."""
+    manifests = await world.reader.current_manifests((await world.books.refresh(table)).table)
+    return {
+        entry.file_path.rpartition("/")[2] if manifest.content else entry.file_path: entry.sequence_number(
+            manifest.sequence_number
+        )
+        for manifest in manifests
+        for entry in await world.reader.live_entries(manifest)
+    }
 
 
 @DELETES
@@ -177,7 +226,7 @@ async def test_our_own_catalog_reads_the_delete_files_itself(tmp_path: Path, mon
 
 
 @DELETES
-async def test_a_rewrite_that_drops_delete_files_is_a_mistake(tmp_path: Path) -> None:
+async def test_a_rewrite_that_drops_a_delete_file_that_a_live_file_needs_is_refused(tmp_path: Path) -> None:
     world, table, files = await open_world(tmp_path)
     await add_delete_file(world, table, POSITIONS, files[2].location)
     await world.books.refresh(table)
@@ -186,5 +235,5 @@ async def test_a_rewrite_that_drops_delete_files_is_a_mistake(tmp_path: Path) ->
     ]
     draft = await world.committer._draft(rewrite(world, table, files))
     await world.files.create_all([(file.location, file.chunks) for file in draft.snapshot.files])
-    with pytest.raises(errors.Contradiction, match="changes delete files"):
-        await world.catalog.commit(table.identifier, draft.change)
+    outcome = await world.catalog.commit(table.identifier, draft.change)
+    assert "may be deleted by" in getattr(outcome, "reason", "")

@@ -1,7 +1,8 @@
 """Reads what a rewrite changes in the files of its table: from the manifests of its snapshot and of main.
 
 A manifest that both snapshots have is not read, unless it is of delete files: what it holds is unchanged. So a rewrite
-costs as much as the manifests that it replaces and writes, however large the table is.
+costs as much as the manifests that it replaces and writes, however large the table is. One that removes delete files
+costs a read of all manifests: any file of the table may need them.
 """
 
 from __future__ import annotations
@@ -41,14 +42,13 @@ class FileChangesReader:
         """Returns the changes from main of `table` to the snapshot `added`; None if one of them has no manifest list.
 
         Raises MetadataFileMissing and MetadataFileDamaged, InvalidInput for a location outside the warehouse, and
-        Contradiction for a snapshot that changes delete files, or the entry of a file that it does not replace.
+        Contradiction for a snapshot that adds delete files, or changes the entry of a file that it does not replace.
         """
         main = None if table.current_snapshot_id is None else table.snapshots.find(table.current_snapshot_id)
         before_list, after_list = (main or {}).get("manifest-list"), added.get("manifest-list")
         if not isinstance(before_list, str) or not isinstance(after_list, str):
             return None
         before, after = await self._manifests(before_list), await self._manifests(after_list)
-        _check_same_deletes(before.values(), after.values())
         columns = bound_columns(table)
         old_files = await self._data_files([before[path] for path in before.keys() - after.keys()], columns)
         new_files = await self._data_files([after[path] for path in after.keys() - before.keys()], columns)
@@ -56,10 +56,18 @@ class FileChangesReader:
             # Engines decide by the sequence number which deletes apply to a file: it must not change on the way.
             if old_files[location] != new_files[location]:
                 raise errors.Contradiction(f"a rewrite changes the entry of {location}, which it does not replace")
+        deletes = await self._delete_files(before.values())
+        removed_deletes: list[DeleteFile] = []
+        live: dict[str, DataFile] = {}
+        if _delete_manifests(before.values()) != _delete_manifests(after.values()):
+            removed_deletes = _removed_deletes(deletes, await self._delete_files(after.values()))
+            live = await self._data_files(after.values(), columns)
         return FileChanges(
             [old_files[location] for location in sorted(old_files.keys() - new_files.keys())],
             [new_files[location] for location in sorted(new_files.keys() - old_files.keys())],
-            await self._delete_files(before.values()),
+            deletes,
+            removed_deletes,
+            [*live.values()],
         )
 
     async def _manifests(self, location: str) -> Mapping[str, ManifestFile]:
@@ -67,9 +75,11 @@ class FileChangesReader:
         manifests = await self._offload.run(lambda: decode_manifest_list(location, data))
         return {manifest.path: manifest for manifest in manifests}
 
-    async def _data_files(self, manifests: Sequence[ManifestFile], columns: BoundColumns) -> dict[str, DataFile]:
+    async def _data_files(self, manifests: Iterable[ManifestFile], columns: BoundColumns) -> dict[str, DataFile]:
         files: dict[str, DataFile] = {}
         for manifest in manifests:
+            if manifest.content != DATA_CONTENT:
+                continue
             for entry in await self._live_entries(manifest):
                 if entry.file_path in files:
                     raise errors.Contradiction(f"{entry.file_path} is in the manifests of one snapshot twice")
@@ -90,10 +100,14 @@ class FileChangesReader:
         return [entry for entry in entries if entry.is_live]
 
 
-def _check_same_deletes(before: Iterable[ManifestFile], after: Iterable[ManifestFile]) -> None:
-    """Raises Contradiction if a snapshot changes delete files: which deletes still apply is not judged yet."""
-    if _delete_manifests(before) != _delete_manifests(after):
-        raise errors.Contradiction("a rewrite changes delete files", hint="it may replace data files alone")
+def _removed_deletes(before: Sequence[DeleteFile], after: Sequence[DeleteFile]) -> list[DeleteFile]:
+    """The delete files that a snapshot removes. Raises Contradiction if it adds or changes one: a rewrite deletes no
+    row that was not deleted before."""
+    if added := set(after) - set(before):
+        raise errors.Contradiction(
+            f"a rewrite adds or changes delete files, such as {min(delete.location for delete in added)}"
+        )
+    return sorted(set(before) - set(after), key=lambda delete: delete.name)
 
 
 def _delete_manifests(manifests: Iterable[ManifestFile]) -> set[str]:

@@ -2,13 +2,20 @@
 
     {"type": "assert-icestream-job", "kind": "rewrite", "topic-id": 12, "round-id": "<UUID>", "pipeline-epoch": 3,
      "replaced": ["file:/…/a.parquet", "file:/…/b.parquet"], "added": ["file:/…/c.parquet"],
-     "replaced-rows": "1:20:<digest>", "added-rows": "1:20:<digest>", "lease": "<id of a node>"}
+     "sequence-number": 17, "deletes": ["file:/…/d.parquet"],
+     "replaced-rows": "1:21:<digest>", "deleted-rows": "1:1:<digest>", "added-rows": "1:20:<digest>",
+     "lease": "<id of a node>"}
 
-kind        `rewrite`: the added files hold the rows of the replaced ones. The other kind is retention_claim.py
+kind        `rewrite`: the added files hold the rows of the replaced ones that no delete file deletes. The other kind is
+            retention_claim.py
 replaced    data files that are live in the table before the commit, and in no later snapshot
 added       data files that are live after it. Their names carry `pipeline-epoch` (model/pipeline_file_name.py)
+sequence-number
+            of the snapshot that the rewrite was planned on: the data sequence number of the added files. Younger
+            deletes by value go on to apply to them (hazard 77, docs/adr/0087)
+deletes     names of the delete files that were applied to the replaced files, whether they hit a row or not
 …-rows      the digest of the rows (model/row_digest.py): of the replaced files as ingest wrote it into their footers,
-            of the added files as they were read back from the storage (docs/adr/0064)
+            of the rows that were left out, of the added files as they were read back from the storage (docs/adr/0064)
 lease       as in a claim (claim.py)
 
 It is a requirement of a commit, beside those of Iceberg's protocol. Without it the catalog takes a snapshot with the
@@ -41,6 +48,9 @@ class RewriteClaim(NamedTuple):
     lease: str = ""
     replaced_rows: RowDigest = RowDigest()
     added_rows: RowDigest = RowDigest()
+    sequence_number: int = 0
+    deletes: frozenset[str] = frozenset()
+    deleted_rows: RowDigest = RowDigest()
 
     @property
     def sum(self) -> int:
@@ -55,7 +65,9 @@ def read_rewrite(requirement: Object) -> RewriteClaim:
         raise errors.InvalidInput(
             f"unknown kind of job: {short_repr(kind)}", hint="this catalog knows rewrite and retention"
         )
-    replaced, added = read_locations(requirement, "replaced"), read_locations(requirement, "added")
+    deletes = read_locations(requirement, "deletes", count_min=0)
+    # A file whose rows are all deleted goes, and none comes.
+    replaced, added = read_locations(requirement, "replaced"), read_locations(requirement, "added", 0 if deletes else 1)
     if common := replaced & added:
         raise errors.InvalidInput(f"a rewrite both replaces and adds {min(common)}")
     return RewriteClaim(
@@ -67,15 +79,21 @@ def read_rewrite(requirement: Object) -> RewriteClaim:
         read_lease(requirement),
         parse_digest(values.text(requirement, "replaced-rows")),
         parse_digest(values.text(requirement, "added-rows")),
+        not_negative(requirement, "sequence-number"),
+        deletes,
+        parse_digest(values.text(requirement, "deleted-rows")),
     )
 
 
-def read_locations(requirement: Object, name: str) -> frozenset[str]:
-    """The files of a list in the requirement. Raises InvalidInput for an empty, repeating or too long one."""
+def read_locations(requirement: Object, name: str, count_min: int = 1) -> frozenset[str]:
+    """The files of a list in the requirement. Raises InvalidInput for a list that is too short or too long, or names a
+    file twice."""
     listed = values.texts(requirement, name)
     locations = frozenset(listed)
-    if not locations or len(locations) < len(listed):
-        raise errors.InvalidInput(f"a commit of a job names each file in {name!r} once, and at least one")
+    if len(locations) < len(listed):
+        raise errors.InvalidInput(f"a commit of a job names each file in {name!r} once")
+    if len(locations) < count_min:
+        raise errors.InvalidInput(f"a commit of a job names no file in {name!r}, at least one is needed")
     if len(locations) > limits.CATALOG_REWRITE_FILES_MAX:
         raise errors.InvalidInput(
             f"a commit of a job names {len(locations)} files in {name!r}, at most {limits.CATALOG_REWRITE_FILES_MAX}",

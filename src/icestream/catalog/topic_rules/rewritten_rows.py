@@ -14,14 +14,15 @@ does not prove that the rows of a band are the same rows: a task that drops one 
 band, or that changes a payload, passes. The digests in the requirement of the rewrite find that (rewrite_check.py,
 docs/adr/0064).
 
-A file without bounds is left alone: nothing could be proven about it. So is a file to which a delete file may apply:
-its rows are fewer than its manifest says, and a delete that names the file would not hit the file that replaces it
-(hazard 77).
+Rows that a delete file deletes are left out of the added files (hazard 77). A band with a file to which a delete may
+apply has at most as many rows after it, within the bounds of before; every other band keeps its rows.
+
+A file without bounds is left alone: nothing could be proven about it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from icestream import errors
@@ -57,6 +58,8 @@ class DeleteFile(NamedTuple):
     sequence_number: int
     is_by_value: bool
     paths: tuple[bytes, bytes] | None = None  # the lowest and highest data file that it names; None: any
+    rows: int = 0  # of the delete file: so many rows it deletes at most, if it is not by value
+    name: str = ""  # what tells it from all others (`ManifestEntry.delete_name`)
 
     def may_apply_to(self, file: DataFile) -> bool:
         """True if it may delete rows of the file. Partitions are not compared: a wrong answer only delays a rewrite."""
@@ -75,6 +78,8 @@ class FileChanges(NamedTuple):
     removed: Sequence[DataFile]
     added: Sequence[DataFile]
     deletes: Sequence[DeleteFile] = ()  # of the parent
+    removed_deletes: Sequence[DeleteFile] = ()  # those of them that the snapshot does not have
+    live: Sequence[DataFile] = ()  # all data files of the snapshot; read only if it removes deletes
 
 
 class BoundColumns(NamedTuple):
@@ -116,13 +121,32 @@ def data_file_of_written(file: WrittenFile, columns: BoundColumns, sequence_numb
 def delete_file_of_entry(entry: ManifestEntry, manifest_sequence_number: int) -> DeleteFile:
     """The delete file of a manifest entry of any writer, with the data files that it can name."""
     number = entry.sequence_number(manifest_sequence_number)
-    if entry.content == EQUALITY_DELETES_CONTENT:
-        return DeleteFile(entry.file_path, number, True)
+    paths: tuple[bytes, bytes] | None = None
+    if entry.content != EQUALITY_DELETES_CONTENT:
+        paths = _named_paths(entry)
+    return DeleteFile(
+        entry.file_path,
+        number,
+        entry.content == EQUALITY_DELETES_CONTENT,
+        paths,
+        entry.record_count,
+        entry.delete_name,
+    )
+
+
+def _named_paths(entry: ManifestEntry) -> tuple[bytes, bytes] | None:
+    """The lowest and the highest data file that position deletes name; None if the manifest does not tell."""
     if entry.referenced_data_file is not None:
         path = entry.referenced_data_file.encode()
-        return DeleteFile(entry.file_path, number, False, (path, path))
+        return path, path
     low, high = entry.lower_bounds.get(_FILE_PATH_FIELD), entry.upper_bounds.get(_FILE_PATH_FIELD)
-    return DeleteFile(entry.file_path, number, False, None if low is None or high is None else (low, high))
+    # A bound of a text may be cut off: the lower one still lies below the text, the upper one need not lie above it.
+    return None if low is None or high is None else (low, _upper_end(high, low))
+
+
+def _upper_end(high: bytes, low: bytes) -> bytes:
+    """A value that no path within the bounds exceeds, also where an engine cut the bound off without raising it."""
+    return high if high == low else high + b"\xff"
 
 
 def _bounds(low: bytes | None, high: bytes | None) -> Bounds | None:
@@ -133,22 +157,44 @@ def _bounds(low: bytes | None, high: bytes | None) -> Bounds | None:
 # --- the rule ---------------------------------------------------------------------------------------------------------
 
 
-def find_delete(changes: FileChanges) -> tuple[DeleteFile, DataFile] | None:
-    """A delete file that may apply to a replaced file, and that file; None if there is none."""
+def find_unapplied(
+    changes: FileChanges, sequence_number: int, applied: Collection[str]
+) -> tuple[DeleteFile, DataFile] | None:
+    """A delete file whose rows a rewrite would bring back, and the replaced file that has them; None if there is none.
+
+    `applied`: the names of the delete files that the rewrite has looked at. A delete by value that is younger than
+    `sequence_number`, that of the added files, goes on to apply to these.
+    """
     for delete in changes.deletes:
+        if delete.name in applied or (delete.is_by_value and delete.sequence_number > sequence_number):
+            continue
         for file in changes.removed:
             if delete.may_apply_to(file):
                 return delete, file
     return None
 
 
-def check_same_rows(changes: FileChanges) -> None:
-    """Raises Contradiction unless the added files hold, as far as their bounds tell, the rows of the removed ones."""
+def find_needed(changes: FileChanges) -> tuple[DeleteFile, DataFile] | None:
+    """A delete file that the snapshot removes although it may apply to one of its files, and that file."""
+    for delete in changes.removed_deletes:
+        for file in changes.live:
+            if delete.may_apply_to(file):
+                return delete, file
+    return None
+
+
+def check_same_rows(changes: FileChanges, applied: Collection[str] = ()) -> None:
+    """Raises Contradiction unless the added files hold, as far as their bounds tell, the rows of the removed ones.
+    `applied`: the names of the delete files whose rows are left out."""
+    deletes = [delete for delete in changes.deletes if delete.name in applied]
     removed_rows, added_rows = _rows(changes.removed), _rows(changes.added)
-    if removed_rows != added_rows:
+    if removed_rows != added_rows and not deletes:
         raise _contradiction(f"a rewrite removes {removed_rows} rows and adds {added_rows}")
     for band in bands(changes):
         removed_rows, added_rows = _rows(band.removed), _rows(band.added)
+        if any(delete.may_apply_to(file) for delete in deletes for file in band.removed):
+            _check_fewer_rows(band)
+            continue
         if removed_rows != added_rows:
             raise _contradiction(
                 f"a rewrite removes {removed_rows} rows and adds {added_rows} in {_words(*_extent(band.files))}"
@@ -156,6 +202,20 @@ def check_same_rows(changes: FileChanges) -> None:
         before, after = _extent(band.removed), _extent(band.added)
         if before != after:
             raise _contradiction(f"a rewrite moves rows from {_words(*before)} to {_words(*after)}")
+
+
+def _check_fewer_rows(band: Band) -> None:
+    """Raises Contradiction if a band whose rows may be deleted has more rows than before, or rows elsewhere."""
+    removed_rows, added_rows = _rows(band.removed), _rows(band.added)
+    if added_rows > removed_rows:
+        raise _contradiction(
+            f"a rewrite removes {removed_rows} rows and adds {added_rows} in {_words(*_extent(band.files))}"
+        )
+    if not band.added:
+        return
+    before, after = _extent(band.removed), _extent(band.added)
+    if any(inner.low < outer.low or inner.high > outer.high for inner, outer in zip(after, before, strict=True)):
+        raise _contradiction(f"a rewrite moves rows from {_words(*before)} to {_words(*after)}")
 
 
 class Band(NamedTuple):

@@ -30,7 +30,13 @@ from icestream.pipeline.commit.committed_files import CommittedFiles
 from icestream.pipeline.commit.file_presence import FilePresenceCheck
 from icestream.pipeline.commit.offset_ledger import OffsetLedger, TopicCommit
 from icestream.pipeline.commit.partition_check import check_partition
-from icestream.pipeline.commit.snapshot_builder import JOB, ManifestChange, NewSnapshot, build_snapshot
+from icestream.pipeline.commit.snapshot_builder import (
+    JOB,
+    ManifestChange,
+    NewSnapshot,
+    Operation,
+    build_snapshot,
+)
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.commit.verdict import OutcomeVerdict, verdict
 from icestream.pipeline.tables.topic_table import StopReason
@@ -297,16 +303,19 @@ class Committer:
         changes = [
             self._manifest_change(commit, spec_id) for spec_id in sorted({file.spec_id for file in commit.files})
         ]
-        if commit.is_retention:
+        if commit.is_job and not changes:
+            # A retention, or a rewrite of files whose rows are all deleted.
             changes = [
                 ManifestChange(layout, [])
                 for layout in rewrite_draft.layouts(table.table, table.manifests, self._manifests)
             ]
+        if commit.is_retention:
             await rewrite_draft.check_retention(commit, self._manifests)
         elif commit.is_job:
             await rewrite_draft.check_rewrite(commit, self._manifests)
         if commit.is_job:
             changes = await rewrite_draft.with_removals(commit, changes, self._manifests)
+        delete_removals = await rewrite_draft.removed_deletes(commit, self._manifests)
         merged = [manifest for change in changes for manifest in change.merged]
         entries: dict[str, Sequence[EncodedEntry]] = {}
         for change in changes:
@@ -323,6 +332,8 @@ class Committer:
             self._tag_retention.bounded(table.history_ms),
             {**({JOB: commit.job} if commit.job else {}), **self._ledger.summary(commit)},
             commit.operation,
+            commit.sequence_number if commit.operation is Operation.REPLACE else None,
+            delete_removals,
         )
         requirements = [*_requirements(table.table), *self._ledger.requirements(commit)]
         table_change = TableChange(requirements, snapshot.updates)

@@ -47,6 +47,9 @@ class TopicCommit(NamedTuple):
     first: Mapping[int, int] = MappingProxyType({})  # of a retention: the first kept offset of each shard after it
     removed_rows: RowDigest = RowDigest()  # of a rewrite: the digest of the removed files, and that of `files`
     added_rows: RowDigest = RowDigest()
+    deleted_rows: RowDigest = RowDigest()  # of a rewrite: what delete files delete from the removed files
+    sequence_number: int = 0  # of a rewrite: of the snapshot that it was planned on
+    applied_deletes: frozenset[str] = frozenset()  # of a rewrite: names of delete files (`ManifestEntry.delete_name`)
     job: str = ""  # of a rewrite: its kind, for the summary of the snapshot
 
     @property
@@ -153,6 +156,9 @@ def rewrite_claim(commit: TopicCommit) -> RewriteClaim:
         added,
         replaced_rows=commit.removed_rows,
         added_rows=commit.added_rows,
+        sequence_number=commit.sequence_number,
+        deletes=commit.applied_deletes,
+        deleted_rows=commit.deleted_rows,
     )
 
 
@@ -167,6 +173,9 @@ def rewrite_requirement(commit: TopicCommit) -> Object:
         "pipeline-epoch": claim.pipeline_epoch,
         "replaced": sorted(claim.replaced),
         "added": sorted(claim.added),
+        "sequence-number": claim.sequence_number,
+        "deletes": sorted(claim.deletes),
         "replaced-rows": claim.replaced_rows.text,
+        "deleted-rows": claim.deleted_rows.text,
         "added-rows": claim.added_rows.text,
     }

@@ -21,6 +21,7 @@ from icestream.catalog.topic_rules.rewritten_rows import (
     data_file_of_written,
     delete_file_of_entry,
 )
+from icestream.iceberg.delete_manifests import DeleteRemoval
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifests import DATA_CONTENT, ManifestFile, ManifestLayout
 from icestream.iceberg.table_metadata import TableMetadata
@@ -58,8 +59,8 @@ def layouts(table: TableMetadata, manifests: Sequence[ManifestFile], cache: Mani
 
 
 async def _file_changes(commit: TopicCommit, manifests: ManifestCache) -> FileChanges:
-    """The files that the rewrite removes and adds, and the delete files of the table. A replaced file that is not live
-    is left out, which `check_files` refuses."""
+    """The files that the job removes and adds, and the delete files of the table. A replaced file that is not live is
+    left out, which `check_files` refuses."""
     columns, replaced = bound_columns(commit.table.table), set(commit.removed_files)
     removed: list[DataFile] = []
     deletes: list[DeleteFile] = []
@@ -75,10 +76,31 @@ async def _file_changes(commit: TopicCommit, manifests: ManifestCache) -> FileCh
                 for entry in await manifests.live_entries(manifest)
                 if entry.file_path in replaced
             ]
-    sequence_number = commit.table.table.fields["last-sequence-number"] + 1
-    return FileChanges(
-        removed, [data_file_of_written(file, columns, sequence_number) for file in commit.files], deletes
-    )
+    added = [data_file_of_written(file, columns, commit.sequence_number) for file in commit.files]
+    return FileChanges(removed, added, deletes)
+
+
+async def removed_deletes(commit: TopicCommit, manifests: ManifestCache) -> list[DeleteRemoval]:
+    """The manifests of delete files that a rewrite changes, without the delete files that no file needs after it: of
+    those that it has applied. Any file of the table may need one, whatever its partition spec, so all are looked at."""
+    if not commit.applied_deletes:
+        return []
+    columns, replaced = bound_columns(commit.table.table), set(commit.removed_files)
+    live = [data_file_of_written(file, columns, commit.sequence_number) for file in commit.files]
+    deletes: list[tuple[ManifestFile, DeleteFile]] = []
+    for manifest in commit.table.manifests or ():
+        for entry in await manifests.live_entries(manifest):
+            if manifest.content != DATA_CONTENT:
+                deletes.append((manifest, delete_file_of_entry(entry, manifest.sequence_number)))
+            elif entry.file_path not in replaced:
+                live.append(data_file_of_entry(entry, columns, manifest.sequence_number))
+    unneeded: dict[str, tuple[ManifestFile, set[str]]] = {}
+    for manifest, delete in deletes:
+        if delete.name in commit.applied_deletes and not any(map(delete.may_apply_to, live)):
+            unneeded.setdefault(manifest.path, (manifest, set()))[1].add(delete.name)
+    return [
+        await manifests.without_deletes(manifest, names, commit.snapshot_id) for manifest, names in unneeded.values()
+    ]
 
 
 async def with_removals(
@@ -91,7 +113,8 @@ async def with_removals(
     for change in changes:
         merged, removed = list(change.merged), set()
         for manifest in commit.table.manifests or ():
-            if manifest.spec_id != change.layout.spec_id or not manifest_merge.is_ours(manifest):
+            is_of_spec = manifest.content == DATA_CONTENT and manifest.spec_id == change.layout.spec_id
+            if not is_of_spec or not manifest_merge.is_ours(manifest):
                 continue
             entries = (await manifests.entries(change.layout, [manifest]))[manifest.path]
             matches = remaining.intersection(entry.file_path for entry in entries)

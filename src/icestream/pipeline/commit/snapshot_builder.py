@@ -4,8 +4,9 @@ The entries of manifests that are rewritten are an input, the files to write are
 from commit to commit, so that nothing is read while no other engine commits.
 
     append    adds files. Small manifests are merged on the way (manifest_merge.py)
-    replace   adds files and removes others that hold the same rows, such as a compaction: every offset stays in the
-              table. The manifests of the removed files are rewritten with their entries as DELETED
+    replace   adds files and removes others that hold the same rows, such as a compaction: every row stays in the table.
+              The manifests of the removed files are rewritten with their entries as DELETED, and so are those of delete
+              files that no file needs any more
     delete    removes files with their rows, in the same way: a retention
 """
 
@@ -18,6 +19,7 @@ from typing import Final, NamedTuple
 
 from icestream import errors
 from icestream.iceberg import avro
+from icestream.iceberg.delete_manifests import DeleteRemoval, committed_manifest
 from icestream.iceberg.manifests import (
     EncodedEntry,
     ManifestFile,
@@ -40,10 +42,12 @@ _TOTALS: Final = {
     "total-data-files": ("added-data-files", "deleted-data-files"),
     "total-records": ("added-records", "deleted-records"),
     "total-files-size": ("added-files-size", "removed-files-size"),
+    "total-delete-files": ("added-delete-files", "removed-delete-files"),
+    "total-position-deletes": ("added-position-deletes", "removed-position-deletes"),
+    "total-equality-deletes": ("added-equality-deletes", "removed-equality-deletes"),
 }
 # In the summary of a snapshot that a job made: which kind. Not below `icestream.`, which only the server writes.
 JOB: Final = "icestream-job"
-_OTHER_TOTALS: Final = ("total-delete-files", "total-position-deletes", "total-equality-deletes")
 
 
 class Operation(StrEnum):
@@ -94,13 +98,17 @@ def build_snapshot(
     tag_retention: TagRetention,
     summary: Mapping[str, str],
     operation: Operation = Operation.APPEND,
+    added_number: int | None = None,
+    delete_removals: Sequence[DeleteRemoval] = (),
 ) -> NewSnapshot:
     """Builds the next snapshot of main.
 
     `manifests`: of the current snapshot, the newest first. `entries`: of the merged manifests, by path. `epoch`: of the
-    pipeline, and `token`: 16 random bytes, both for the names of files. `summary`: entries beyond the counts. Raises
-    Contradiction for an append that removes files, and for a replace of a file that is not in its manifests. Whether a
-    replace keeps the rows is checked before (rewrite_draft.py).
+    pipeline, and `token`: 16 random bytes, both for the names of files. `summary`: entries beyond the counts.
+    `added_number`: the data sequence number of the added files, None for that of the snapshot. `delete_removals`: of a
+    replace, the manifests of delete files that it changes. Raises Contradiction for an append that removes files, and
+    for a replace of a file that is not in its manifests. Whether a replace keeps the rows is checked before
+    (rewrite_draft.py).
     """
     name, folder = str(uuid.UUID(bytes=token, version=4)), metadata_folder(table)
     parent_id = table.current_snapshot_id
@@ -110,7 +118,7 @@ def build_snapshot(
     live_entries: dict[str, list[EncodedEntry]] = {}
     deleted_entries: list[EncodedEntry] = []
     for number, change in enumerate(changes):
-        live = [new_entry(change.layout, file, snapshot_id) for file in change.added]
+        live = [new_entry(change.layout, file, snapshot_id, added_number) for file in change.added]
         deleted: list[EncodedEntry] = []
         for entry in (entry for manifest in change.merged for entry in entries[manifest.path]):
             if change.removed and entry.file_path in change.removed:
@@ -127,7 +135,12 @@ def build_snapshot(
         live_entries[location] = [entry.with_sequence_number(sequence_number) for entry in live]
         deleted_entries += deleted
     _check_operation(operation, changes, deleted_entries)
+    for number, removal in enumerate(delete_removals, len(changes)):
+        location = f"{folder}/{manifest_name(epoch, name, number)}"
+        files.append(NewFile(location, [removal.data]))
+        new_manifests.append(committed_manifest(removal, location, snapshot_id, sequence_number))
     merged_paths = {manifest.path for change in changes for manifest in change.merged}
+    merged_paths |= {removal.replaced_path for removal in delete_removals}
     # A manifest whose entries are all DELETED belongs to the snapshot that deleted them, and to no later one. Only
     # ours: manifest lists of format v1 need not state the counts.
     carried = [
@@ -146,7 +159,10 @@ def build_snapshot(
         # Never before the parent: history does not go back in time, whatever the clock does.
         "timestamp-ms": max(now_ms, _current_snapshot_ms(table)),
         "manifest-list": list_location,
-        "summary": {**_counts(table, operation, changes, deleted_entries), **summary},
+        "summary": {
+            **_counts(table, operation, changes, deleted_entries, delete_removals),
+            **summary,
+        },
         "schema-id": table.fields["current-schema-id"],
     }
     if parent_id is not None:
@@ -204,6 +220,7 @@ def _counts(
     operation: Operation,
     changes: Sequence[ManifestChange],
     deleted_entries: Sequence[EncodedEntry],
+    delete_removals: Sequence[DeleteRemoval],
 ) -> dict[str, str]:
     """Returns the part of the summary that counts files, rows and bytes."""
     added = [file for change in changes for file in change.added]
@@ -221,6 +238,19 @@ def _counts(
             "removed-files-size": sum(entry.size_bytes for entry in deleted_entries),
         }
     counts["changed-partition-count"] = len(partitions)
+    if delete_removals:
+        by_position = sum(removal.removed_position_files for removal in delete_removals)
+        by_value = sum(removal.removed_equality_files for removal in delete_removals)
+        counts |= {
+            "removed-delete-files": by_position + by_value,
+            "removed-position-delete-files": by_position,
+            "removed-equality-delete-files": by_value,
+            "removed-position-deletes": sum(removal.removed_position_deletes for removal in delete_removals),
+            "removed-equality-deletes": sum(removal.removed_equality_deletes for removal in delete_removals),
+        }
+        counts["removed-files-size"] = counts.get("removed-files-size", 0) + sum(
+            removal.removed_bytes for removal in delete_removals
+        )
     return {
         "operation": str(operation),
         **{name: str(value) for name, value in counts.items()},
@@ -237,8 +267,5 @@ def _totals(table: TableMetadata, counts: Mapping[str, int]) -> dict[str, str]:
         before = "0" if parent is None else parent_summary.get(name, "")
         # A total on top of an unknown one would be wrong for ever; a missing one is counted by engines that need it.
         if before.isascii() and before.isdigit():
-            totals[name] = str(int(before) + counts[added] - counts.get(removed, 0))
-    for name in _OTHER_TOTALS:
-        if (value := "0" if parent is None else parent_summary.get(name)) is not None:
-            totals[name] = value
+            totals[name] = str(max(0, int(before) + counts.get(added, 0) - counts.get(removed, 0)))
     return totals

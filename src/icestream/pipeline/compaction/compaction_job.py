@@ -4,7 +4,7 @@
     run      starts a Spark job in a thread of its own and returns at once: rounds of ingest go on meanwhile. It has a
              task less than there are cores (at least one), so that a task of ingest finds a free one
     commit   in the first turn after it is done, between two rounds: one rewrite for each table (rewrite_commit.py).
-             Groups whose files are not live any more, or have deleted rows, are left out, and planned again
+             Groups whose files are not live any more, or got deletes meanwhile, are left out, and planned again
 
 The driver keeps its lease while a compaction runs: its files carry the epoch of the lease, and are committed under no
 other (hazard 75). After a lost lease, a failed Spark or a crash the files are orphans for the clean-up, and the next
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
@@ -25,8 +25,6 @@ from icestream import errors, limits
 from icestream.catalog.topic_rules.rewritten_rows import (
     DataFile,
     DeleteFile,
-    bound_columns,
-    data_file_of_entry,
     delete_file_of_entry,
 )
 from icestream.iceberg.conversions import integer_from_bytes
@@ -40,7 +38,14 @@ from icestream.observability.spans import span
 from icestream.pipeline.commit.committer import CommittedSnapshot, NotCommitted
 from icestream.pipeline.commit.manifest_merge import is_ours
 from icestream.pipeline.compaction.compaction_plan import CandidateFile, CompactionRule, FileGroup, plan_groups
-from icestream.pipeline.compaction.group_messages import GroupJob, GroupResult, InputFile, decode_result, encode
+from icestream.pipeline.compaction.group_messages import (
+    DeleteInput,
+    GroupJob,
+    GroupResult,
+    InputFile,
+    decode_result,
+    encode,
+)
 from icestream.pipeline.compaction.hourly_budget import HourlyBudget
 from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.effects import Effect, Effects
@@ -52,10 +57,11 @@ from icestream.pipeline.driver.maintenance_request import (
     PlannedGroup,
     RequestedTable,
 )
-from icestream.pipeline.driver.rewrite_commit import RewriteCommit, TableRewrite
+from icestream.pipeline.driver.rewrite_commit import RewriteCommit, TableRewrite, planned_number
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import StopReason, TopicTable
+from icestream.readers.data_files import ScanDataFile, ScanDeleteFile, files_of
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Offload
 
@@ -82,11 +88,26 @@ class CompactionOptions:
     opens_tables: bool = True  # on request; False in a cluster, where a table belongs to the driver of one node
 
 
+class PlannedFiles(NamedTuple):
+    """The files of a table that may be rewritten, and its delete files by name."""
+
+    files: list[CandidateFile]
+    deletes: Mapping[str, TableDelete]
+    sequence_number: int  # of the snapshot that has them
+
+    def is_applied(self, name: str, sequence_number: int) -> bool:
+        """Whether a rewrite that was planned at this number had to apply a delete: younger deletes by value go on to
+        apply to its files."""
+        delete = self.deletes[name].file
+        return not (delete.is_by_value and delete.sequence_number > sequence_number)
+
+
 class TableGroup(NamedTuple):
     """A group of files of one table."""
 
     table: TopicTable
     group: FileGroup
+    planned: PlannedFiles
 
 
 class CompactionPlan(NamedTuple):
@@ -106,10 +127,18 @@ class _CompactionRun:
     start_ns: int
 
 
-class _ManifestFiles(NamedTuple):
-    """What a manifest of the pipeline holds. Manifests never change, so each is read once."""
+class TableDelete(NamedTuple):
+    """A delete file: by which rewrites are judged, and by which rows are read."""
 
-    files: list[tuple[CandidateFile, int]]  # with its data sequence number
+    file: DeleteFile
+    scan: ScanDeleteFile
+
+
+class _ManifestFiles(NamedTuple):
+    """What a manifest holds. Manifests never change, so each is read once."""
+
+    files: Sequence[tuple[CandidateFile, ScanDataFile]] = ()
+    deletes: Sequence[TableDelete] = ()
 
 
 class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
@@ -174,6 +203,10 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         """Has tables compacted now, whatever budget and policies say; replaces a request that is not fulfilled yet."""
         self._request = request
         self._opened.clear()
+        for topic_id in [table.topic_id for table in request.tables] or self._tables.loaded_ids():
+            # Engines may have deleted rows since our last commit, and tell nobody.
+            if (table := self._tables.loaded(topic_id)) is not None:
+                table.is_stale = True
         self._report.maintenance = MaintenanceProgress(request.id)
 
     def on_table_committed(self, table: TopicTable) -> None:
@@ -201,7 +234,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
                     self._changed.discard(topic_id)
                     continue
                 groups = await self._plan_table(table, self._options.rule)
-                planned += [TableGroup(table, group) for group in groups]
+                planned += groups
                 if not groups and not self._is_waiting(table):
                     self._changed.discard(topic_id)
         planned.sort(key=lambda entry: -len(entry.group.files))
@@ -217,7 +250,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         planned: list[TableGroup] = []
         for table in await self._requested_tables(request, progress):
             rule = self._options.rule._replace(is_requested=True)
-            planned += [TableGroup(table, group) for group in await self._plan_table(table, rule)]
+            planned += await self._plan_table(table, rule)
         if request.is_dry_run:
             progress.plan = [_planned_group(entry) for entry in planned[: limits.MAINTENANCE_PLAN_MAX]]
         progress.groups_planned = max(
@@ -276,9 +309,9 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         manifests = table.manifests or []
         return sum(manifest.live_files for manifest in manifests if manifest.content == DATA_CONTENT) > 1
 
-    async def _plan_table(self, table: TopicTable, rule: CompactionRule) -> list[FileGroup]:
+    async def _plan_table(self, table: TopicTable, rule: CompactionRule) -> list[TableGroup]:
         try:
-            files = await self.table_files(table)
+            planned = await self.table_files(table)
         except errors.StorageUnavailable:
             raise
         except errors.IcestreamError as error:
@@ -289,30 +322,32 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         # A retention by age removes whole files: a group of ten ages at once would keep its oldest rows far too long.
         span_us = self._retention_us.get(table.topic_id, 0) // limits.COMPACTION_AGE_SHARES
         rule = rule._replace(group_bytes=min(rule.group_bytes, target.target_bytes), span_us=span_us)
-        return plan_groups(files, rule, self._clock.wall_us(), self._left_alone)
+        groups = plan_groups(planned.files, rule, self._clock.wall_us(), self._left_alone)
+        return [TableGroup(table, group, planned) for group in groups]
 
-    async def table_files(self, table: TopicTable) -> list[CandidateFile]:
-        """Returns the files of a table that may be rewritten: of the pipeline, of the present partition spec, without
-        deleted rows."""
+    async def table_files(self, table: TopicTable) -> PlannedFiles:
+        """Returns the files of a table that may be rewritten, those of the pipeline and of the present partition spec,
+        with the deletes that apply to them."""
         if table.manifests is None:
             table.manifests = await self._manifests.current_manifests(table.table)
-        deletes: list[DeleteFile] = []
-        candidates: list[tuple[CandidateFile, int]] = []
+        deletes: dict[str, TableDelete] = {}
+        candidates: list[tuple[CandidateFile, ScanDataFile]] = []
         spec_id = table.table.fields["default-spec-id"]
         for manifest in table.manifests:
             if manifest.content != DATA_CONTENT:
-                entries = await self._manifests.live_entries(manifest)
-                deletes += [delete_file_of_entry(entry, manifest.sequence_number) for entry in entries]
+                listed = (await self._files_of(table, manifest)).deletes
+                deletes |= {delete.file.name: delete for delete in listed}
             elif is_ours(manifest) and manifest.spec_id == spec_id:
                 candidates += (await self._files_of(table, manifest)).files
-        if not deletes:
-            return [file for file, _ in candidates]
-        return [file for file, number in candidates if not _has_deletes(file, number, deletes)]
+        index = _DeleteIndex(deletes.values())
+        files = [index.with_deletes(file, scan) for file, scan in candidates] if deletes else [f for f, _ in candidates]
+        return PlannedFiles(files, deletes, planned_number(table.table))
 
     async def _files_of(self, table: TopicTable, manifest: ManifestFile) -> _ManifestFiles:
         decoded = self._decoded.get(manifest.path)
         if decoded is None:
-            decoded = self._decoded[manifest.path] = await self._decode(table, manifest)
+            decode = self._decode if manifest.content == DATA_CONTENT else self._decode_deletes
+            decoded = self._decoded[manifest.path] = await decode(table, manifest)
             if len(self._decoded) > limits.COMPACTION_MANIFESTS_MAX:
                 self._decoded.popitem(last=False)
         return decoded
@@ -322,12 +357,26 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         ids = {column["name"]: column["id"] for column in fields}
         schema, spec = table.table.current_schema, table_policy.default_spec(table.table)
         layout = self._manifests.layout(table.table, schema, spec)
-        files = []
-        for entry in await self._manifests.live_entries(manifest):
-            file = entry.as_written_file(layout)
-            number = data_file_of_entry(entry, bound_columns(table.table), manifest.sequence_number).sequence_number
-            files.append((_table_file(file, ids), number))
-        return _ManifestFiles(files)
+        entries = await self._manifests.live_entries(manifest)
+        scanned = files_of(entries, manifest.sequence_number, {}, manifest.spec_id)
+        return _ManifestFiles(
+            [
+                (_table_file(entry.as_written_file(layout), ids), scan)
+                for entry, scan in zip(entries, scanned, strict=True)
+                if isinstance(scan, ScanDataFile)
+            ]
+        )
+
+    async def _decode_deletes(self, table: TopicTable, manifest: ManifestFile) -> _ManifestFiles:
+        entries = await self._manifests.live_entries(manifest)
+        scanned = files_of(entries, manifest.sequence_number, {}, manifest.spec_id)
+        return _ManifestFiles(
+            deletes=[
+                TableDelete(delete_file_of_entry(entry, manifest.sequence_number), scan)
+                for entry, scan in zip(entries, scanned, strict=True)
+                if isinstance(scan, ScanDeleteFile)
+            ]
+        )
 
     # --- running ---
 
@@ -368,10 +417,10 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             metrics.PIPELINE_COMPACTION_CPU_SECONDS.inc(result.cpu_seconds)
             metrics.PIPELINE_COMPACTION_BYTES.labels("read").inc(result.read_bytes)
             metrics.PIPELINE_COMPACTION_MEMORY.set(result.memory_bytes)
-            if not result.files:
+            if not result.replaced:
                 self._leave_alone(run.groups[result.number], result.reason)
         metrics.PIPELINE_STEP_SECONDS.labels("compaction").inc(seconds)
-        return CompactionPlan(run.groups, [result for result in results if result.files])
+        return CompactionPlan(run.groups, [result for result in results if result.replaced])
 
     def _abandon_request(self, reason: str) -> None:
         """Ends a request that cannot be fulfilled now: its command says why, and may be given again."""
@@ -381,7 +430,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
 
     def _leave_alone(self, entry: TableGroup, reason: str) -> None:
         """Does not plan this group again: a file that cannot get better is not touched twice."""
-        self._left_alone[entry.group.locations] = reason
+        self._left_alone[entry.group.key] = reason
         if len(self._left_alone) > limits.COMPACTION_LEFT_ALONE_MAX:
             self._left_alone.popitem(last=False)
         metrics.PIPELINE_COMPACTION_GROUPS.labels("left_alone").inc()
@@ -408,24 +457,25 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             by_table.setdefault(plan.groups[group_result.number].table.topic_id, []).append(group_result)
         with turn.timed("commit_compaction"):
             for topic_id, results in by_table.items():
-                await self._commit_table(plan.groups[results[0].number].table, results)
+                await self._commit_table(plan.groups, results)
                 self._changed.add(topic_id)
 
-    async def _commit_table(self, table: TopicTable, results: Sequence[GroupResult]) -> None:
-        """Commits the groups of a table whose files are still live and without deleted rows."""
+    async def _commit_table(self, groups: Sequence[TableGroup], results: Sequence[GroupResult]) -> None:
+        """Commits the groups of a table whose files are still live, with the deletes that were applied."""
         outcome: object = None
+        table, planned = groups[results[0].number].table, groups[results[0].number].planned
         for _ in range(limits.COMPACTION_COMMIT_ATTEMPTS):
             current = await self._current(table.topic_id)
             if current is None:
                 break
             table = current
-            live = {file.location for file in await self.table_files(table)}
-            kept = [result for result in results if live.issuperset(result.replaced)]
+            current_files = await self.table_files(table)
+            kept = [result for result in results if _is_as_planned(result, planned, current_files)]
             metrics.PIPELINE_COMPACTION_GROUPS.labels("overtaken").inc(len(results) - len(kept))
             results = kept
             if not results:
                 break
-            outcome = (await self._commit.commit([_rewrite(table, results)])).get(table.topic_id)
+            outcome = (await self._commit.commit([_rewrite(table, planned, results)])).get(table.topic_id)
             if not isinstance(outcome, NotCommitted) or outcome.is_unresolved:
                 break
         if isinstance(outcome, CommittedSnapshot):
@@ -435,7 +485,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         elif isinstance(outcome, StopReason):
             # The rows would not be the same: whatever is wrong with these files, another attempt makes it no better.
             for result in results:
-                self._left_alone[frozenset(result.replaced)] = outcome.reason
+                self._left_alone[groups[result.number].group.key] = outcome.reason
                 metrics.PIPELINE_COMPACTION_GROUPS.labels("refused").inc()
 
     def _count(self, table: TopicTable, results: Sequence[GroupResult]) -> None:
@@ -448,6 +498,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             self._report.maintenance.added_files += len(added)
         metrics.PIPELINE_COMPACTION_FILES.labels("replaced").inc(replaced)
         metrics.PIPELINE_COMPACTION_FILES.labels("added").inc(len(added))
+        metrics.PIPELINE_COMPACTION_DELETED_ROWS.inc(sum(parse_digest(result.deleted_rows).rows for result in results))
         metrics.PIPELINE_COMPACTION_ROWS.inc(sum(file.rows for file in added))
         metrics.PIPELINE_COMPACTION_BYTES.labels("written").inc(sum(file.size_bytes for file in added))
         _log.info(
@@ -475,11 +526,49 @@ def _planned_group(entry: TableGroup) -> PlannedGroup:
 def _group_job(number: int, entry: TableGroup, epoch: int, storage: Mapping[str, Any]) -> GroupJob:
     table = entry.table
     target = msgspec.structs.replace(table_policy.target_of(table.table, table.policy, storage), epoch=epoch)
-    files = [InputFile(file.location, file.rows) for file in entry.group.files]
-    return GroupJob(number, table.topic_id, target, list(entry.group.partition), files)
+    names = sorted({name for file in entry.group.files for name in file.applied})
+    numbers = {name: number for number, name in enumerate(names)}
+    files = [
+        InputFile(file.location, file.rows, [numbers[name] for name in file.applied]) for file in entry.group.files
+    ]
+    deletes = [_delete_input(entry.planned.deletes[name].scan) for name in names]
+    return GroupJob(number, table.topic_id, target, list(entry.group.partition), files, deletes)
 
 
-def _rewrite(table: TopicTable, results: Sequence[GroupResult]) -> TableRewrite:
+def _delete_input(delete: ScanDeleteFile) -> DeleteInput:
+    return DeleteInput(
+        delete.path,
+        delete.format,
+        delete.content,
+        delete.rows,
+        delete.size_bytes,
+        list(delete.equality_ids),
+        delete.blob,
+    )
+
+
+def _looked_at(results: Sequence[GroupResult], planned: PlannedFiles) -> frozenset[str]:
+    """Names of the delete files that may apply to the replaced files of some results."""
+    replaced = {location for result in results for location in result.replaced}
+    return frozenset(name for file in planned.files if file.location in replaced for name in file.deletes)
+
+
+def _is_as_planned(result: GroupResult, planned: PlannedFiles, current: PlannedFiles) -> bool:
+    """Whether the replaced files of a result are still live, and neither lost nor got a delete that it has to apply."""
+    live = {file.location: file for file in current.files}
+    if not live.keys() >= set(result.replaced):
+        return False
+    applied = _looked_at([result], planned)
+    present = {
+        name
+        for location in result.replaced
+        for name in live[location].deletes
+        if current.is_applied(name, planned.sequence_number)
+    }
+    return present <= applied <= current.deletes.keys()
+
+
+def _rewrite(table: TopicTable, planned: PlannedFiles, results: Sequence[GroupResult]) -> TableRewrite:
     return TableRewrite(
         table,
         [location for result in results for location in result.replaced],
@@ -487,7 +576,33 @@ def _rewrite(table: TopicTable, results: Sequence[GroupResult]) -> TableRewrite:
         sum_of(parse_digest(result.replaced_rows) for result in results),
         sum_of(parse_digest(result.added_rows) for result in results),
         NAME,
+        planned.sequence_number,
+        sum_of(parse_digest(result.deleted_rows) for result in results),
+        _looked_at(results, planned),
     )
+
+
+class _DeleteIndex:
+    """The delete files of a table, by the data files that they name."""
+
+    def __init__(self, deletes: Iterable[TableDelete]) -> None:
+        self._by_path: dict[str, list[TableDelete]] = {}
+        self._others: list[TableDelete] = []
+        for delete in deletes:
+            if delete.file.paths is not None and delete.file.paths[0] == delete.file.paths[1]:
+                self._by_path.setdefault(delete.file.paths[0].decode("utf-8", "replace"), []).append(delete)
+            else:
+                self._others.append(delete)
+
+    def with_deletes(self, file: CandidateFile, scan: ScanDataFile) -> CandidateFile:
+        data_file = DataFile(scan.path, scan.rows, None, None, scan.sequence)
+        own = [delete for delete in self._by_path.get(scan.path, ()) if delete.file.may_apply_to(data_file)]
+        deletes = [*own, *(delete for delete in self._others if delete.file.may_apply_to(data_file))]
+        return file._replace(
+            deletes=tuple(delete.file.name for delete in deletes),
+            applied=tuple(delete.file.name for delete in deletes if delete.scan.applies_to(scan)),
+            deleted_rows=min(file.rows, sum(delete.file.rows for delete in own)),
+        )
 
 
 def _table_file(file: WrittenFile, ids: Mapping[str, int]) -> CandidateFile:
@@ -504,8 +619,3 @@ def _table_file(file: WrittenFile, ids: Mapping[str, int]) -> CandidateFile:
         bound(file.upper_bounds, "append_time"),
         bound(file.lower_bounds, "offset"),
     )
-
-
-def _has_deletes(file: CandidateFile, sequence_number: int, deletes: Sequence[DeleteFile]) -> bool:
-    data_file = DataFile(file.location, file.rows, None, None, sequence_number)
-    return any(delete.may_apply_to(data_file) for delete in deletes)

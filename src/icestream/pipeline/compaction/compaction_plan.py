@@ -10,8 +10,14 @@ open as few files as before (hazard 94). A file of half the size of a group or m
 
 A group is worth it if it has `files_min` files, or two once its table is idle or maintenance was requested. Its largest
 file is at most half of it, unless the group is full: so each time that a row is rewritten, its file at least doubles,
-and a row is rewritten about log2(group / round) times in its life. Nothing is planned for a table that a plan has just
-been carried out for: each group leaves one file in place of several, and a single file is no group.
+and a row is rewritten about log2(group / round) times in its life.
+
+Delete files are applied in passing. A file that is in no group is rewritten by itself, whatever its size, if a tenth of
+its rows is deleted as far as manifests tell, or as many delete files apply to it as make a group; any delete is enough
+once the table is idle or maintenance was requested (hazard 77).
+
+Nothing is planned for a table that a plan has just been carried out for: each group leaves one file in place of
+several, and no delete of that time applies to it.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from icestream import limits
 
 
 class CandidateFile(NamedTuple):
-    """A data file of a table that may be rewritten: written by the pipeline, and no delete file applies to it."""
+    """A data file of a table that may be rewritten: written by the pipeline."""
 
     location: str
     rows: int
@@ -33,6 +39,9 @@ class CandidateFile(NamedTuple):
     first_time_us: int  # lowest append time
     last_time_us: int
     first_offset: int  # lowest offset of any of its shards
+    deletes: tuple[str, ...] = ()  # names of the delete files that may apply to it
+    applied: tuple[str, ...] = ()  # those of them that do, as far as manifests tell
+    deleted_rows: int = 0  # of delete files that name no other file
 
     @property
     def age_order(self) -> tuple[int, int, str]:
@@ -59,8 +68,9 @@ class FileGroup(NamedTuple):
         return sum(file.bytes for file in self.files)
 
     @property
-    def locations(self) -> frozenset[str]:
-        return frozenset(file.location for file in self.files)
+    def key(self) -> frozenset[str]:
+        """Files and deletes: after another delete it is another group."""
+        return frozenset(name for file in self.files for name in (file.location, *file.deletes))
 
     @property
     def partition(self) -> tuple[Hashable, ...]:
@@ -70,8 +80,8 @@ class FileGroup(NamedTuple):
 def plan_groups(
     files: Iterable[CandidateFile], rule: CompactionRule, now_us: int, left_alone: Collection[frozenset[str]] = ()
 ) -> list[FileGroup]:
-    """Returns the groups that are worth a rewrite, those that save most files first. `left_alone`: locations of groups
-    that a task could not improve."""
+    """Returns the groups that are worth a rewrite, those that save most files first. `left_alone`: keys of groups that
+    a task could not improve."""
     groups: list[FileGroup] = []
     in_order = sorted(files, key=lambda file: (repr(file.partition), file.age_order))
     for _, of_partition in groupby(in_order, key=lambda file: file.partition):
@@ -80,13 +90,30 @@ def plan_groups(
         files_min = 2 if rule.is_requested or is_idle else max(2, rule.files_min)
         for run in _runs(neighbours, rule.group_bytes):
             groups += _groups_of_run(run, rule, files_min)
-    worthwhile = [group for group in groups if group.locations not in left_alone]
+        grouped = {file.location for group in groups for file in group.files}
+        groups += [
+            FileGroup((file,))
+            for file in neighbours
+            if file.location not in grouped and _has_many_deletes(file, files_min)
+        ]
+    worthwhile = [group for group in groups if group.key not in left_alone]
     return sorted(worthwhile, key=lambda group: (-len(group.files), group.files[0].age_order))
 
 
 def small_files(files: Iterable[CandidateFile], group_bytes: int = limits.COMPACTION_GROUP_BYTES) -> int:
     """Returns how many files are below half of a group: those that compaction is for."""
     return sum(not _is_finished(file, group_bytes) for file in files)
+
+
+def _has_many_deletes(file: CandidateFile, files_min: int) -> bool:
+    """Whether a file is worth a rewrite for its deletes alone; with two as the least of a group, any delete is."""
+    if not file.applied:
+        return False
+    return (
+        files_min == 2
+        or len(file.applied) >= files_min
+        or limits.COMPACTION_DELETED_SHARE * file.deleted_rows >= file.rows
+    )
 
 
 def _is_finished(file: CandidateFile, group_bytes: int) -> bool:

@@ -14,9 +14,22 @@ from icestream.model.task_messages import WrittenFile
 from icestream.pipeline.round_plan import TableTarget
 
 
+class DeleteInput(msgspec.Struct, frozen=True, array_like=True):
+    """A delete file, as its manifest describes it (readers/data_files.py)."""
+
+    path: str
+    format: str
+    content: int
+    rows: int
+    size_bytes: int
+    equality_ids: list[int]
+    blob: tuple[int, int]
+
+
 class InputFile(msgspec.Struct, frozen=True, array_like=True):
     location: str
     rows: int
+    deletes: list[int] = []  # numbers in the deletes of the group
 
 
 class GroupJob(msgspec.Struct, frozen=True):
@@ -27,17 +40,19 @@ class GroupJob(msgspec.Struct, frozen=True):
     target: TableTarget
     partition: list[object]
     files: list[InputFile]
+    deletes: list[DeleteInput] = []
     memory_bytes: int = limits.COMPACTION_TASK_BYTES  # of decoded rows
 
 
 class GroupResult(msgspec.Struct, frozen=True):
-    """What became of a group. Without files nothing is to be committed, and `reason` says why."""
+    """What became of a group. Without replaced files nothing is to be committed, and `reason` says why."""
 
     number: int
     replaced: list[str] = []  # the first files of the group: the others did not fit
     files: list[WrittenFile] = []
     replaced_rows: str = RowDigest().text
     added_rows: str = RowDigest().text  # as read back
+    deleted_rows: str = RowDigest().text  # of the replaced files: what delete files delete
     reason: str = ""
     read_bytes: int = 0
     cpu_seconds: float = 0.0

@@ -4,6 +4,8 @@
                  file that is not fully understood is left alone, and with it the rest of the group (hazard 83)
     read         the first files of the group that fit the memory of a task, by the sizes in their footers; the digest
                  of the rows of each must be that of its footer (docs/adr/0064)
+    delete       the rows that delete files delete, as readers do (readers/row_deletes.py); a group with a delete that
+                 cannot be applied is left alone
     order        by shard and offset; a row group has rows of one shard (hazard 94). Tables with columns of MQTT topics:
                  by stream within parts, as ingest orders them (files/clustered_rows.py)
     write        as ingest does, with the layout id in the footer
@@ -30,13 +32,16 @@ from icestream.catalog.topic_rules.topic_schema import LEVELS, STREAM
 from icestream.model.pipeline_file_name import data_name
 from icestream.model.row_digest import FOOTER_KEY, RowDigest, parse_digest, sum_of
 from icestream.model.task_messages import WrittenFile
-from icestream.pipeline.compaction.group_messages import GroupJob, GroupResult, decode_job, encode
+from icestream.pipeline.compaction.group_messages import GroupJob, GroupResult, InputFile, decode_job, encode
 from icestream.pipeline.files.clustered_rows import RowGroups, cluster, stream_order
 from icestream.pipeline.files.data_file import encode_parquet, row_group_counts
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.parquet_layout import ARROW, REPEATED, ParquetLayout, layout_of
 from icestream.pipeline.files.topic_files import covered_ranges
 from icestream.pipeline.round_plan import TableTarget
+from icestream.readers.data_files import ScanDataFile, ScanDeleteFile, TableColumns
+from icestream.readers.file_reader import FORMATS
+from icestream.readers.row_deletes import Deletes, RowDeletes, split_deleted
 from icestream.readers.row_hashes import digest_of
 
 # How the rows of a file are ordered, for the planner of a later release: a file with the layout that its table asks for
@@ -52,9 +57,10 @@ OpenStore = Callable[[TableTarget], FileStore]
 
 
 class _Inputs(NamedTuple):
-    rows: Any
+    rows: Any  # that are not deleted
     locations: list[str]
-    digest: RowDigest
+    digest: RowDigest  # of all rows
+    deleted: RowDigest
     bytes: int
 
 
@@ -76,12 +82,12 @@ def rewrite_group(data: bytes, open_store: OpenStore, name: Callable[[], str]) -
 def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> GroupResult:
     layout, store = layout_of(job.target), open_store(job.target)
     inputs = _read_inputs(job, layout, store)
-    if len(inputs.locations) < 2:
-        return GroupResult(job.number, reason="fewer than two of its files fit the memory of a task")
+    if len(inputs.locations) < min(2, len(job.files)):
+        return GroupResult(job.number, reason="too few of its files fit the memory of a task")
     files, locations = [], []
     layout_id = BY_STREAM if _has_streams(layout) else BY_OFFSET
-    parts = list(_sized(_by_offset(inputs.rows), job.target.target_bytes))
-    if len(parts) >= len(inputs.locations):
+    parts = list(_sized(_by_offset(inputs.rows), job.target.target_bytes)) if inputs.rows.num_rows else []
+    if len(parts) >= len(inputs.locations) and not inputs.deleted.rows:
         return GroupResult(job.number, reason="it would be as many files as before", read_bytes=inputs.bytes)
     for rows in parts:
         file, data = _encode(job, layout, rows, layout_id, name)
@@ -97,6 +103,7 @@ def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> G
         files,
         inputs.digest.text,
         added.text,
+        inputs.deleted.text,
         read_bytes=inputs.bytes,
     )
 
@@ -112,7 +119,8 @@ def _stored_digest(data: bytes) -> RowDigest:
 
 def _read_inputs(job: GroupJob, layout: ParquetLayout, store: FileStore) -> _Inputs:
     """Reads the first files of the group, as many as fit. Raises TableUnreadable for one that is not understood."""
-    tables, locations, digests = [], [], []
+    tables, locations, digests, deleted = [], [], [], []
+    row_deletes = _row_deletes(store)
     decoded_bytes = read_bytes = 0
     for file in job.files:
         data = store.read(file.location)
@@ -132,11 +140,40 @@ def _read_inputs(job: GroupJob, layout: ParquetLayout, store: FileStore) -> _Inp
                 f"{file.location} does not have the rows that its footer states",
                 hint="`icestream verify --deep` checks the table; the file stays as it is",
             )
-        tables.append(rows)
+        live, deleted_rows = split_deleted(rows, _deletes_of(job, file, row_deletes, layout))
+        tables.append(live)
         locations.append(file.location)
         digests.append(digest)
+        deleted.append(digest_of(deleted_rows))
     rows = pa.concat_tables(tables, promote_options="default") if tables else None
-    return _Inputs(rows, locations, sum_of(digests), read_bytes)
+    return _Inputs(rows, locations, sum_of(digests), sum_of(deleted), read_bytes)
+
+
+def _row_deletes(store: FileStore) -> RowDeletes:
+    def open_file(location: str) -> Any:
+        return pa.BufferReader(store.read(location))
+
+    return RowDeletes(open_file, lambda name: FORMATS[name](open_file) if name in FORMATS else None)
+
+
+def _deletes_of(job: GroupJob, file: InputFile, row_deletes: RowDeletes, layout: ParquetLayout) -> Deletes:
+    """Returns what is deleted from a file. Raises TableUnreadable for a delete file that cannot be applied."""
+    deletes = tuple(
+        ScanDeleteFile(
+            delete.path,
+            delete.format,
+            delete.content,
+            delete.rows,
+            delete.size_bytes,
+            sequence=0,  # which deletes apply was decided by the plan
+            equality_ids=tuple(delete.equality_ids),
+            blob=delete.blob,
+        )
+        for delete in (job.deletes[number] for number in file.deletes)
+    )
+    ids = {column.name: column.field_id for column in layout.columns}
+    columns = TableColumns(ids, {name: (name,) for name in ids})
+    return row_deletes.of(ScanDataFile(file.location, "parquet", file.rows, 0, 0), deletes, columns)
 
 
 def _decode(source: Any, metadata: Any) -> Any:

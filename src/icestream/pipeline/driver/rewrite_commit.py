@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.model.row_digest import RowDigest
 from icestream.model.task_messages import WrittenFile
 from icestream.observability.log import get_logger
@@ -30,7 +31,8 @@ _log = get_logger("pipeline")
 
 
 class TableRewrite(NamedTuple):
-    """Files of a table, written under the present epoch and synced, that hold the rows of other files of the table."""
+    """Files of a table, written under the present epoch and synced, that hold the rows of other files of the table
+    which no delete file deletes."""
 
     table: TopicTable
     replaced_files: Sequence[str]  # locations
@@ -38,6 +40,9 @@ class TableRewrite(NamedTuple):
     replaced_rows: RowDigest  # of the replaced files, as their footers have it
     added_rows: RowDigest  # of `files`, as they were read back
     job: str  # the kind of job, for the history of the table
+    sequence_number: int  # of the snapshot that it was planned on (`planned_number`)
+    deleted_rows: RowDigest = RowDigest()  # of the replaced files: what delete files delete
+    applied_deletes: frozenset[str] = frozenset()  # names of the delete files that were looked at for the replaced ones
 
 
 class TableRetention(NamedTuple):
@@ -46,6 +51,13 @@ class TableRetention(NamedTuple):
     table: TopicTable
     removed_files: Sequence[str]  # locations
     first: Mapping[int, int]
+
+
+def planned_number(table: TableMetadata) -> int:
+    """The sequence number of the table's current snapshot: of a rewrite that is planned on it (hazard 77)."""
+    current = None if table.current_snapshot_id is None else table.snapshots.find(table.current_snapshot_id)
+    # Snapshots of format v1 have none, and count as 0.
+    return 0 if current is None else int(current.get("sequence-number") or 0)
 
 
 class RewriteCommit:
@@ -95,6 +107,9 @@ class RewriteCommit:
             change.replaced_files,
             removed_rows=change.replaced_rows,
             added_rows=change.added_rows,
+            deleted_rows=change.deleted_rows,
+            sequence_number=change.sequence_number,
+            applied_deletes=change.applied_deletes,
             job=change.job,
         )
 
