@@ -52,7 +52,7 @@ mod icestream_native {
     #[pymodule_export]
     use crate::wire::{GrpcServer, decode_columns};
     #[pymodule_export]
-    use crate::wire::{MqttServer, scan_mqtt};
+    use crate::wire::{MqttRows, MqttServer, scan_mqtt};
     #[pymodule_export]
     use crate::writer::LogWriter;
 }

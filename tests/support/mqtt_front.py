@@ -130,6 +130,10 @@ class RecordingSession:
     def delivery_done(self, packet_id: int, reason_code: int) -> None:
         self._record("delivery_done", packet_id)
 
+    def deliveries_done(self, packet_ids: Sequence[int]) -> None:
+        for packet_id in packet_ids:
+            self._record("delivery_done", packet_id)
+
     def resume_sending(self) -> None:
         self._record("resume_sending", None)
 

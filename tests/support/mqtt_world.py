@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from icestream.broker.guarded_broker import BrokerDoor
 from icestream.broker.mqtt.client_link import ClientSession, ConnectRequest, ReceivedMessage
+from icestream.broker.mqtt.message_rows import DeliveryRun
 from icestream.broker.mqtt.mqtt_options import MqttOptions
 from icestream.broker.service import Broker
 from icestream.broker.storage import PersistentStorage
@@ -124,6 +125,9 @@ class WorldClient:
         is_sent = self._connection.send_publish(packet)
         self._take()
         return is_sent
+
+    def send_run(self, run: DeliveryRun) -> list[int]:
+        return [packet.packet_id for packet in run.packets() if not self.send_publish(packet) and packet.packet_id]
 
     def send_release(self, packet_id: int) -> None:
         self._connection.send_release(packet_id)

@@ -474,8 +474,9 @@ impl<P: Protocol> Hub<P> {
     /// if it is gone.
     pub fn send(&mut self, number: u64, pieces: &[&[u8]], is_answer: bool) -> isize {
         let Some(Connection { stream, .. }) = self.connections.get_mut(&number) else { return -1 };
+        let mut answer_bytes = stream.reply_bytes();
         let replies = std::mem::take(&mut stream.replies);
-        let mut answer_bytes = replies.len();
+        stream.delivery_bytes = 0;
         if is_answer {
             answer_bytes += pieces.iter().map(|piece| piece.len()).sum::<usize>();
         }

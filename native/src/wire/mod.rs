@@ -32,6 +32,6 @@ mod tls;
 pub use frames::FrameServer;
 #[cfg(feature = "grpc")]
 pub use grpc::{GrpcServer, decode_columns};
-pub use mqtt::{MqttServer, scan_mqtt};
+pub use mqtt::{MqttRows, MqttServer, scan_mqtt};
 #[cfg(feature = "tls")]
 pub use tls::check_tls;

@@ -42,6 +42,8 @@ pub struct Stream {
     pub awaits_room: bool,
     /// Answers that leave with the next bytes that are sent, in front of them.
     pub replies: Vec<u8>,
+    /// Bytes of `replies` that are no answers: they do not count against the bound of answers.
+    pub delivery_bytes: usize,
     /// When bytes were last received, or reading was resumed; and how long there may be none. None: for ever.
     pub last_read: Instant,
     pub silence_max: Option<Duration>,
@@ -74,6 +76,7 @@ impl Stream {
             queue_high: usize::MAX,
             awaits_room: false,
             replies: Vec::new(),
+            delivery_bytes: 0,
             last_read: Instant::now(),
             silence_max: None,
             event_burst: 0,
@@ -99,6 +102,11 @@ impl Stream {
             self.last_read = Instant::now();
         }
         self.socket.set_reading(can_read, epoll);
+    }
+
+    /// Bytes of answers that have not been sent.
+    pub fn reply_bytes(&self) -> usize {
+        self.replies.len() - self.delivery_bytes
     }
 
     /// The result of a read.

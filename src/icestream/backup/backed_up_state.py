@@ -26,7 +26,9 @@ from icestream.wal.producer_sequences import SequenceWindow
 from icestream.wal.state import LogState
 from icestream.wal.tail import SectionRead
 
-_Keyed = rec.GenerationBound | rec.InFlightEntry | rec.ReaderPosition | rec.ShardMark | rec.RetainedApplied
+_Keyed = (
+    rec.GenerationBound | rec.InFlightEntry | rec.InFlightRun | rec.ReaderPosition | rec.ShardMark | rec.RetainedApplied
+)
 
 
 class TailSections(NamedTuple):
@@ -102,7 +104,7 @@ def _of_session(session: SessionState, topics: Mapping[int, int], *, keeps_owner
         match record:
             case rec.SessionRecord() if not keeps_owners:
                 yield msgspec.structs.replace(record, owner=None)
-            case rec.GenerationBound() | rec.InFlightEntry() | rec.ReaderPosition():
+            case rec.GenerationBound() | rec.InFlightEntry() | rec.InFlightRun() | rec.ReaderPosition():
                 yield from _moved(record, topics)
             case rec.ReceivedId() if record.topic_id and record.topic_id not in topics:
                 # The id is still between PUBREC and PUBREL: a repeat of it must not be stored again.

@@ -5,7 +5,8 @@
                    WILL_CLOSED
     SUBSCRIBE      BOUND (end of the generation before), GENERATION, BOUND          SUBACK
     UNSUBSCRIBE    BOUND                                                            UNSUBACK
-    send           IN_FLIGHT for QoS 1 and 2, POSITION                              PUBLISH
+    send           IN_FLIGHT for QoS 1 and 2 (IN_FLIGHT_RUN for rows that share     PUBLISH
+                   everything else), POSITION
     PUBACK         CLOSED                                                           (the next tick that writes)
     PUBREC         RELEASE; CLOSED if it refuses                                    PUBREL
     PUBCOMP        CLOSED                                                           the reuse of the id
@@ -22,7 +23,7 @@ of packet ids, never by chance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
@@ -73,6 +74,16 @@ class MatchedRow(NamedTuple):
     generation: int
     identifiers: tuple[int, ...] = ()
     is_retained: bool = False
+
+
+class MatchedRun(NamedTuple):
+    """Rows of one shard that a session is to get alike, none of them retained."""
+
+    spans: Sequence[rec.Span]
+    rows: int
+    qos: int
+    generation: int
+    identifiers: tuple[int, ...] = ()
 
 
 # --- connections ---
@@ -386,8 +397,12 @@ def merge_generations(
 # --- outbound ---
 
 
-def free_packet_ids(session: SessionState, count: int) -> list[int]:
+def free_packet_ids(session: SessionState, count: int) -> Sequence[int]:
     """The next free ids of the ring, behind the last one that was used; fewer if it is nearly full (hazard 54)."""
+    start = session.last_packet_id % PACKET_ID_MAX + 1
+    following = range(start, start + count)
+    if following.stop <= PACKET_ID_MAX + 1 and session.in_flight.are_free(following):
+        return following
     packet_ids: list[int] = []
     packet_id = session.last_packet_id
     for _ in range(min(PACKET_ID_MAX, count + len(session.in_flight))):
@@ -402,13 +417,13 @@ def free_packet_ids(session: SessionState, count: int) -> list[int]:
 def send_rows(
     session: SessionState,
     key: ShardKey,
-    rows: Sequence[MatchedRow],
+    rows: Sequence[MatchedRow | MatchedRun],
     position: int,
     indexed_end: int,
     reader: int = MAIN_READER,
 ) -> list[AnyRecord]:
-    """Entries for the rows of QoS 1 and 2, and the position behind all that was looked at. Generations that every
-    position has passed end here.
+    """Entries for the rows and runs of QoS 1 and 2, in their order, and the position behind all that was looked at.
+    Generations that every position has passed end here.
 
     `indexed_end`: up to where the node's match index has looked at the shard; C never passes it. Below it the session
     stays listed as owed: it has not seen what the index has, so C must not speak for it (hazard 61).
@@ -416,19 +431,28 @@ def send_rows(
     Raises PolicyReached if the ring has not so many ids: the caller sends at most the client's Receive Maximum.
     """
     own = (session.id, session.epoch)
-    numbered = [row for row in rows if row.qos]
-    packet_ids = free_packet_ids(session, len(numbered)) if numbered else []
-    if len(packet_ids) < len(numbered):
+    count = sum(row.rows if isinstance(row, MatchedRun) else 1 for row in rows if row.qos)
+    packet_ids = free_packet_ids(session, count) if count else ()
+    if len(packet_ids) < count:
         raise errors.PolicyReached(
             f"session {session.id} has {len(session.in_flight)} messages in flight", hint="wait for acks of the client"
         )
-    sent = rec.InFlightState.SENT
-    records: list[AnyRecord] = [
-        rec.InFlightEntry(
-            *own, packet_id, *key, row.offset, row.qos, row.generation, sent, row.is_retained, row.identifiers
-        )
-        for packet_id, row in zip(packet_ids, numbered, strict=True)
-    ]
+    records: list[AnyRecord] = []
+    used = 0
+    for row in rows:
+        if not row.qos:
+            continue
+        if isinstance(row, MatchedRun):
+            records += _run_records(session, key, row, packet_ids[used : used + row.rows])
+            used += row.rows
+        else:
+            records.append(
+                rec.InFlightEntry(
+                    *own, packet_ids[used], *key, row.offset, row.qos, row.generation, rec.InFlightState.SENT,
+                    row.is_retained, row.identifiers,
+                )
+            )  # fmt: skip
+            used += 1
     owed = position if position < indexed_end else NO_OFFSET
     records.append(rec.ReaderPosition(*own, *key, position, owed, reader))
     records += [
@@ -437,6 +461,26 @@ def send_rows(
         if _is_passed(session, generation, key, position, reader)
     ]
     return records
+
+
+def _run_records(
+    session: SessionState, key: ShardKey, run: MatchedRun, packet_ids: Sequence[int]
+) -> Iterator[rec.InFlightRun]:
+    """A record for each range of consecutive packet ids: at the end of the ring, and at an id that is still in flight,
+    a run is divided."""
+    start = 0
+    while start < run.rows:
+        if isinstance(packet_ids, range):
+            end = run.rows
+        else:
+            end = start + 1
+            while end < run.rows and packet_ids[end] == packet_ids[end - 1] + 1:
+                end += 1
+        spans = tuple(rec.cut_spans(run.spans, start, end))
+        yield rec.InFlightRun(
+            session.id, session.epoch, packet_ids[start], *key, spans, run.qos, run.generation, run.identifiers
+        )
+        start = end
 
 
 def _is_passed(session: SessionState, generation: Generation, key: ShardKey, position: int, reader: int) -> bool:
@@ -460,6 +504,14 @@ def list_owed(session: SessionState, key: ShardKey, offset: int) -> list[AnyReco
 def resends(session: SessionState) -> Iterable[rec.InFlightEntry]:
     """What a resume sends first, in the order of the first sending: PUBLISH with DUP, or PUBREL if RELEASED."""
     return session.in_flight.values()
+
+
+def pubacks(session: SessionState, packet_ids: Sequence[int]) -> list[AnyRecord]:
+    """Ends the QoS 1 messages of these ids; ids that are not in flight change nothing. The connection has checked that
+    each is of QoS 1."""
+    in_flight = session.in_flight
+    closed = tuple(packet_id for packet_id in packet_ids if packet_id in in_flight)
+    return [rec.InFlightClosed(session.id, session.epoch, closed)] if closed else []
 
 
 def puback(session: SessionState, packet_id: int) -> list[AnyRecord]:

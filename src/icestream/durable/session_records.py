@@ -12,7 +12,8 @@ type or out of its bound is a DecodeError.
     (session)                   SESSION                       ENDED
     generation number           GENERATION                    GENERATION_ENDED
     generation, shard           BOUND                         with its generation
-    packet id, outbound         IN_FLIGHT (RELEASE: state)    CLOSED
+    packet id, outbound         IN_FLIGHT, IN_FLIGHT_RUN      CLOSED
+                                (RELEASE: state)
     reader, shard               POSITION                      with its generation (reader 0: with the session)
     packet id, inbound QoS 2    RECEIVED                      RECEIVED_CLOSED
     (will)                      WILL                          WILL_CLOSED
@@ -23,9 +24,9 @@ so its records apply together. Records of the node (BEAT, MARK) have session id 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -36,6 +37,7 @@ from icestream.model.block import Block, encode_block
 from icestream.model.shard import ShardKey
 
 _INT64_MAX: Final = 2**63 - 1
+_PACKET_ID_MAX: Final = 65_535
 _Positive = Annotated[int, Meta(ge=1, le=_INT64_MAX)]
 _Number = Annotated[int, Meta(ge=0, le=_INT64_MAX)]
 _OffsetOrNone = Annotated[int, Meta(ge=-1, le=_INT64_MAX)]
@@ -43,6 +45,10 @@ _Uint32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 _PacketId = Annotated[int, Meta(ge=1, le=65_535)]
 _Qos = Annotated[int, Meta(ge=0, le=2)]
 _Text = Annotated[str, Meta(max_length=limits.MQTT_TEXT_BYTES_MAX)]
+Span: TypeAlias = tuple[int, int]  # a first offset and a number of rows
+_Spans = Annotated[
+    tuple[tuple[_Number, Annotated[int, Meta(ge=1, le=65_535)]], ...], Meta(min_length=1, max_length=65_535)
+]
 _PacketIds = Annotated[tuple[_PacketId, ...], Meta(min_length=1, max_length=65_535)]
 
 NO_OFFSET: Final = -1  # nothing owed, or a bound that is open
@@ -155,6 +161,59 @@ class InFlightEntry(SessionLogRecord, frozen=True, array_like=True, tag=7):
     identifiers: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=268_435_455)], ...], Meta(max_length=limits.MQTT_IDENTIFIERS_MAX)
     ] = ()
+
+
+class InFlightRun(SessionLogRecord, frozen=True, array_like=True, tag=24):
+    """IN_FLIGHT_RUN: an IN_FLIGHT entry, not retained, for each row of the spans, with consecutive packet ids from
+    `packet_id` on (ADR 80). A span is the offset of its first row and its number of rows; spans rise."""
+
+    packet_id: _PacketId
+    topic_id: _Positive
+    shard: _Uint32
+    spans: _Spans
+    qos: Annotated[int, Meta(ge=1, le=2)]
+    generation: _Uint32
+    identifiers: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=268_435_455)], ...], Meta(max_length=limits.MQTT_IDENTIFIERS_MAX)
+    ] = ()
+
+    def __post_init__(self) -> None:
+        if self.packet_id + self.rows - 1 > _PACKET_ID_MAX:
+            raise ValueError("the packet ids of a run end at 65535")
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for _, rows in self.spans)
+
+    @property
+    def packet_ids(self) -> range:
+        return range(self.packet_id, self.packet_id + self.rows)
+
+    def entry(self, packet_id: int) -> InFlightEntry:
+        """The entry of one of its packet ids."""
+        index = packet_id - self.packet_id
+        for offset, rows in self.spans:
+            if index < rows:
+                return InFlightEntry(
+                    self.session_id, self.epoch, packet_id, self.topic_id, self.shard, offset + index, self.qos,
+                    self.generation, identifiers=self.identifiers,
+                )  # fmt: skip
+            index -= rows
+        raise IndexError(packet_id)
+
+    def part(self, start: int, end: int) -> InFlightRun:
+        """The run of its packet ids from `start` to `end`, that one excluded."""
+        spans = tuple(cut_spans(self.spans, start - self.packet_id, end - self.packet_id))
+        return msgspec.structs.replace(self, packet_id=start, spans=spans)
+
+
+def cut_spans(spans: Sequence[Span], start: int, end: int) -> Iterator[Span]:
+    """The rows of `spans` from number `start` to number `end`, that one excluded."""
+    for first, rows in spans:
+        low, high = max(start, 0), min(end, rows)
+        if low < high:
+            yield first + low, high - low
+        start, end = start - rows, end - rows
 
 
 class InFlightReleased(SessionLogRecord, frozen=True, array_like=True, tag=8):
@@ -270,6 +329,7 @@ AnyRecord = (
     | GenerationBound
     | GenerationEnded
     | InFlightEntry
+    | InFlightRun
     | InFlightReleased
     | InFlightClosed
     | ReaderPosition
@@ -286,7 +346,14 @@ AnyRecord = (
     | RetainedApplied
 )
 _KeyedByShard = (
-    GenerationBound | InFlightEntry | ReaderPosition | ReceivedId | ShardMark | RetainedValue | RetainedApplied
+    GenerationBound
+    | InFlightEntry
+    | InFlightRun
+    | ReaderPosition
+    | ReceivedId
+    | ShardMark
+    | RetainedValue
+    | RetainedApplied
 )
 
 _encoder: Final = msgspec.msgpack.Encoder()

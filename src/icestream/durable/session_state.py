@@ -19,7 +19,7 @@ records of an unknown session are skipped by a replay, and refused by `check`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -50,6 +50,62 @@ class Generation:
         return bound is not None and bound[0] <= offset and (bound[1] == NO_OFFSET or offset < bound[1])
 
 
+class InFlightMessages(Mapping[int, rec.InFlightEntry]):
+    """The outbound messages of a session by packet id, in the order sent. The ids of a run share its record: an entry
+    is made when it is asked for."""
+
+    __slots__ = ("_records",)
+
+    def __init__(self) -> None:
+        self._records: dict[int, rec.InFlightEntry | rec.InFlightRun] = {}
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._records)
+
+    def __contains__(self, packet_id: object) -> bool:
+        return packet_id in self._records
+
+    def __getitem__(self, packet_id: int) -> rec.InFlightEntry:
+        record = self._records[packet_id]
+        return record.entry(packet_id) if isinstance(record, rec.InFlightRun) else record
+
+    def are_free(self, packet_ids: range) -> bool:
+        """True if none of these ids is in flight."""
+        return self._records.keys().isdisjoint(packet_ids)
+
+    def add(self, record: rec.InFlightEntry | rec.InFlightRun) -> None:
+        """Adds an entry or a run; an entry of an id that is in flight replaces it, in its place."""
+        if isinstance(record, rec.InFlightRun):
+            self._records.update(dict.fromkeys(record.packet_ids, record))
+        else:
+            self._records[record.packet_id] = record
+
+    def close(self, packet_ids: Iterable[int]) -> None:
+        """Forgets ids; those that are not in flight change nothing."""
+        for packet_id in packet_ids:
+            self._records.pop(packet_id, None)
+
+    def records(self) -> Iterator[rec.InFlightEntry | rec.InFlightRun]:
+        """The records that stand for all messages, in their order."""
+        run: rec.InFlightRun | None = None
+        start = end = 0  # the packet ids of the run that follow one another
+        for packet_id, record in self._records.items():
+            if record is run and packet_id == end:
+                end += 1
+                continue
+            if run is not None:
+                yield run.part(start, end)
+            run = record if isinstance(record, rec.InFlightRun) else None
+            start, end = packet_id, packet_id + 1
+            if not isinstance(record, rec.InFlightRun):
+                yield record
+        if run is not None:
+            yield run.part(start, end)
+
+
 @dataclass(slots=True)
 class SessionState:
     """One session: everything that a resume needs."""
@@ -62,7 +118,7 @@ class SessionState:
     last_packet_id: int = 0
     is_ending: bool = False
     generations: dict[int, Generation] = field(default_factory=dict)
-    in_flight: dict[int, rec.InFlightEntry] = field(default_factory=dict)  # by packet id, in the order sent
+    in_flight: InFlightMessages = field(default_factory=InFlightMessages)  # outbound, QoS 1 and 2
     received: dict[int, ShardKey | None] = field(default_factory=dict)  # inbound QoS 2 ids; None: nothing was stored
     positions: dict[tuple[int, ShardKey], tuple[int, int]] = field(
         default_factory=dict
@@ -116,7 +172,7 @@ class SessionState:
             yield generation.record
             for key, (start, end) in generation.bounds.items():
                 yield rec.GenerationBound(*own, number, *key, start, end)
-        yield from self.in_flight.values()
+        yield from self.in_flight.records()
         for (reader, key), (position, owed) in self.positions.items():
             yield rec.ReaderPosition(*own, *key, position, owed, reader)
         for packet_id, shard in self.received.items():
@@ -269,6 +325,8 @@ def _check_entry(session: SessionState, record: AnyRecord) -> None:
     match record:
         case rec.InFlightEntry() if record.packet_id in session.in_flight:
             problem = f"packet id {record.packet_id} is in flight"
+        case rec.InFlightRun() if not session.in_flight.are_free(record.packet_ids):
+            problem = f"one of the packet ids {record.packet_ids} is in flight"
         case rec.InFlightReleased() if record.packet_id not in session.in_flight:
             problem = f"packet id {record.packet_id} is not in flight"
         case rec.ReceivedId() if record.packet_id in session.received:
@@ -298,14 +356,16 @@ def _apply_entry(session: SessionState, record: AnyRecord) -> None:
             for reader, key in [item for item in session.positions if item[0] == record.number]:
                 del session.positions[reader, key]
         case rec.InFlightEntry():
-            session.in_flight[record.packet_id] = record
+            session.in_flight.add(record)
             session.last_packet_id = record.packet_id
+        case rec.InFlightRun():
+            session.in_flight.add(record)
+            session.last_packet_id = record.packet_ids[-1]
         case rec.InFlightReleased() if record.packet_id in session.in_flight:
             entry = session.in_flight[record.packet_id]
-            session.in_flight[record.packet_id] = msgspec.structs.replace(entry, state=rec.InFlightState.RELEASED)
+            session.in_flight.add(msgspec.structs.replace(entry, state=rec.InFlightState.RELEASED))
         case rec.InFlightClosed():
-            for packet_id in record.packet_ids:
-                session.in_flight.pop(packet_id, None)
+            session.in_flight.close(record.packet_ids)
         case rec.ReaderPosition():
             session.positions[record.reader, shard_of(record)] = (record.position, record.owed)
         case rec.ReceivedId():

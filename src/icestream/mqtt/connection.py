@@ -42,7 +42,7 @@ it; every other end makes it due, also those that the server decides.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Final, TypeAlias
 
@@ -125,6 +125,12 @@ class DeliveryDone(msgspec.Struct, frozen=True):
     reason_code: int
 
 
+class DeliveriesDone(msgspec.Struct, frozen=True):
+    """The client acked delivered messages of QoS 1; their ids are free."""
+
+    packet_ids: Sequence[int]
+
+
 class ConnectionEnded(msgspec.Struct, frozen=True):
     """The last event. `session_expiry_seconds`: of DISCONNECT, else of CONNECT; None for the default of 3.1.1."""
 
@@ -142,6 +148,7 @@ Event: TypeAlias = (
     | UnsubscribeReceived
     | DeliveryReceived
     | DeliveryDone
+    | DeliveriesDone
     | ConnectionEnded
 )
 
@@ -175,6 +182,10 @@ class _InFlight:
     def __init__(self, qos: int, is_received: bool = False) -> None:
         self.qos = qos
         self.is_received = is_received
+
+
+# Of every QoS 1 delivery: nothing of it changes.
+_QOS1_IN_FLIGHT: Final = _InFlight(1)
 
 
 class ServerConnection:
@@ -464,6 +475,19 @@ class ServerConnection:
         events.append(DeliveryDone(packet_id, packet.reason_code))
         self._send_resumed()
 
+    def receive_acks(self, packet_ids: Sequence[int]) -> list[Event]:
+        """The events of PUBACKs with the reason 0x00 that the driver has decoded, in their order, of what it has sent
+        itself (`run_sent`): none of them can be refused."""
+        if self.state is not ConnectionState.OPEN:
+            return []
+        in_flight, done = self._in_flight, []
+        for packet_id in packet_ids:
+            if in_flight.get(packet_id) is _QOS1_IN_FLIGHT:
+                del in_flight[packet_id]
+                done.append(packet_id)
+        self._send_resumed()
+        return [DeliveriesDone(done)]
+
     def _receive_disconnect(self, packet: packets.DisconnectPacket, events: list[Event]) -> None:
         if packet.reason_code not in CLIENT_DISCONNECT_CODES:
             raise _protocol_error(f"DISCONNECT of a client has the reason code 0x{packet.reason_code:02x}")
@@ -509,7 +533,7 @@ class ServerConnection:
                 self._in_flight[packet_id] = _InFlight(2, is_received=True)
                 self._send(packets.PubrelPacket(packet_id))
             else:
-                self._in_flight[packet_id] = _InFlight(packet.qos)
+                self._in_flight[packet_id] = _in_flight_of(packet.qos)
                 # The full topic: an alias of the old connection means nothing here (hazard 72).
                 self._send(msgspec.structs.replace(packet, packet_id=packet_id, is_duplicate=True))
 
@@ -647,11 +671,22 @@ class ServerConnection:
         if packet.qos:
             assert self.send_quota, "the session keeps to the client's Receive Maximum"
             assert packet.packet_id not in self._in_flight, "the session uses no id twice"
-            self._in_flight[packet.packet_id] = _InFlight(packet.qos)
+            self._in_flight[packet.packet_id] = _in_flight_of(packet.qos)
         if alias:
             self._aliases_out[packet.topic] = alias
         self._output += data
         return True
+
+    def takes_runs(self, packet_bytes_max: int) -> bool:
+        """True if packets of at most this size, with full topics, may be written by the driver (`run_sent`)."""
+        return not self._aliases_out_max and packet_bytes_max <= self._client_packet_bytes_max
+
+    def run_sent(self, packet_ids: Iterable[range]) -> None:
+        """Packets of QoS 1 with these ids were written by the driver, under the rules of `send_publish`."""
+        for ids in packet_ids:
+            assert self.send_quota >= len(ids), "the session keeps to the client's Receive Maximum"
+            assert self._in_flight.keys().isdisjoint(ids), "the session uses no id twice"
+            self._in_flight.update(dict.fromkeys(ids, _QOS1_IN_FLIGHT))
 
     def _with_alias(self, packet: packets.PublishPacket) -> tuple[packets.PublishPacket, int]:
         """The packet as it is sent, and the alias that it introduces (0 for none). First come, first served: an alias
@@ -757,6 +792,10 @@ class ServerConnection:
         ):
             return NO_PROPERTIES
         return Properties([(PropertyId.REASON_STRING, reason[:_REASON_STRING_CHARACTERS].replace("\0", ""))])
+
+
+def _in_flight_of(qos: int) -> _InFlight:
+    return _QOS1_IN_FLIGHT if qos == 1 else _InFlight(qos)
 
 
 class DisconnectReason(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import pytest
 from icestream import errors
 from icestream.durable import session_changes as change
 from icestream.durable import session_records as rec
-from icestream.durable.session_changes import MatchedRow, SubscriptionOptions, WillMessage
+from icestream.durable.session_changes import MatchedRow, MatchedRun, SubscriptionOptions, WillMessage
 from icestream.durable.session_records import NO_OFFSET, AnyRecord, decode_transaction, encode_transaction
 from icestream.durable.session_state import SessionState, SessionTable
 from icestream.model.block import Block
@@ -225,11 +225,54 @@ def test_hazard_54_ids_go_round_the_ring_also_after_a_restart(world: World) -> N
     assert change.free_packet_ids(world.session(), 3) == [1, 3, 4]
 
 
+def test_a_run_is_divided_at_the_end_of_the_ring_and_at_ids_in_flight(world: World) -> None:
+    plan = world.connect()
+    own = (plan.session_id, plan.epoch)
+    world.write([rec.InFlightEntry(*own, 3, *A, 1, 1, 1), rec.InFlightEntry(*own, 65_532, *A, 2, 1, 1)])
+    spans = [(10, 2), (20, 6)]
+    run = MatchedRun(spans, 8, 1, 1, (5,))
+    records = change.send_rows(world.session(), A, [run, MatchedRow(40, 1, 1)], 41, 41)
+    entries = [record for record in records if not isinstance(record, rec.ReaderPosition)]
+    assert [(record.packet_id, record.spans) for record in entries if isinstance(record, rec.InFlightRun)] == [
+        (65_533, ((10, 2), (20, 1))), (1, ((21, 2),)), (4, ((23, 3),)),
+    ]  # fmt: skip
+    world.write(records)
+    ids = [3, 65_532, 65_533, 65_534, 65_535, 1, 2, 4, 5, 6, 7]
+    assert list(world.session().in_flight) == ids
+    world.restart()
+    resent = [(entry.packet_id, entry.offset) for entry in change.resends(world.session())]
+    assert resent == list(zip(ids, [1, 2, 10, 11, 20, 21, 22, 23, 24, 25, 40], strict=True))
+    assert all(world.session().in_flight[packet_id].identifiers == (5,) for packet_id in ids[2:10])
+
+
+def test_r36_acks_in_any_order_leave_the_rest_of_a_run_as_it_was(world: World) -> None:
+    world.connect()
+    world.write(change.send_rows(world.session(), A, [MatchedRun([(100, 20)], 20, 1, 1)], 120, 120))
+    offsets = {packet_id: entry.offset for packet_id, entry in world.session().in_flight.items()}
+    acked = [7, 8, 1, 20, 13]
+    world.write(change.pubacks(world.session(), [*acked, 60_000]))
+    assert change.pubacks(world.session(), acked) == [], "late acks change nothing"
+    world.restart()
+    left = {packet_id: entry.offset for packet_id, entry in world.session().in_flight.items()}
+    assert left == {packet_id: offset for packet_id, offset in offsets.items() if packet_id not in acked}
+    assert change.free_packet_ids(world.session(), 2) == range(21, 23)
+    runs = [record for record in world.session().records() if isinstance(record, rec.InFlightRun)]
+    assert [len(run.packet_ids) for run in runs] == [5, 4, 6], "a session that is written again keeps its runs"
+
+
+def test_the_ids_of_a_run_are_not_used_twice(world: World) -> None:
+    plan = world.connect()
+    world.write([rec.InFlightRun(plan.session_id, plan.epoch, 5, *A, ((1, 10),), 1, 1)])
+    for packet_id, rows in ((1, 5), (14, 3), (5, 10)):
+        with pytest.raises(errors.Contradiction, match="in flight"):
+            world.write([rec.InFlightRun(plan.session_id, plan.epoch, packet_id, *A, ((20, rows),), 1, 1)])
+
+
 def test_no_id_is_used_twice_with_the_ring_full(world: World) -> None:
     world.connect()
     session = world.session()
     entry = rec.InFlightEntry(session.id, session.epoch, 1, *A, 1, 1, 1)
-    session.in_flight = dict.fromkeys(range(1, 65_535), entry)
+    session.in_flight.add(rec.InFlightRun(session.id, session.epoch, 1, *A, ((1, 65_534),), 1, 1))
     assert change.free_packet_ids(session, 5) == [65_535]
     with pytest.raises(errors.PolicyReached):
         change.send_rows(session, A, [MatchedRow(1, 1, 1), MatchedRow(2, 1, 1)], 3, 3)

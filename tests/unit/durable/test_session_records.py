@@ -21,6 +21,7 @@ RECORDS: list[AnyRecord] = [
     rec.GenerationBound(*OWN, 1, 2**62, 7, 100, 900),
     rec.GenerationEnded(*OWN, 1),
     rec.InFlightEntry(*OWN, 65_535, 5, 1, 2**40, 2, 1, rec.InFlightState.RELEASED, True, (1, 268_435_455)),
+    rec.InFlightRun(*OWN, 65_530, 5, 1, ((2**40, 5), (2**41, 1)), 1, 1, (1, 268_435_455)),
     rec.InFlightReleased(*OWN, 1),
     rec.InFlightClosed(*OWN, (1, 2, 65_535), rec.ClosedReason.LOST),
     rec.ReaderPosition(*OWN, 5, 1, 77, 80, 1),
@@ -70,6 +71,27 @@ def test_unknown_kinds_missing_fields_and_wrong_values_are_refused(payload: list
         decode_transaction(block)
 
 
+def test_a_run_stands_for_an_entry_of_each_of_its_packet_ids() -> None:
+    run = rec.InFlightRun(*OWN, 65_530, 5, 1, ((10, 2), (20, 1), (30, 3)), 1, 4, (9,))
+    offsets = [10, 11, 20, 30, 31, 32]
+    assert [run.entry(packet_id) for packet_id in run.packet_ids] == [
+        rec.InFlightEntry(*OWN, 65_530 + index, 5, 1, offset, 1, 4, identifiers=(9,))
+        for index, offset in enumerate(offsets)
+    ]
+    for start in run.packet_ids:
+        for end in range(start + 1, 65_536):
+            part = run.part(start, end)
+            assert [part.entry(each) for each in part.packet_ids] == [run.entry(each) for each in range(start, end)]
+
+
+def test_a_run_beyond_the_ring_of_packet_ids_is_refused() -> None:
+    with pytest.raises(ValueError, match="65535"):
+        rec.InFlightRun(*OWN, 65_530, 5, 1, ((10, 7),), 1, 4)
+    payload = msgspec.msgpack.encode([24, *OWN, 65_530, 5, 1, [[10, 7]], 1, 4])
+    with pytest.raises(errors.DecodeError, match="row 0"):
+        decode_transaction(Block(encode_block(1, {envelope.PAYLOAD: [payload]})))
+
+
 def test_fields_added_by_a_later_version_are_skipped() -> None:
     payload = msgspec.msgpack.encode([2, 7, 4, 60, ["user:local:a"], "added later"])
     block = Block(encode_block(1, {envelope.PAYLOAD: [payload]}))
@@ -84,6 +106,8 @@ def test_fields_added_by_a_later_version_are_skipped() -> None:
         rec.SessionRecord(*OWN, "\ud800", 1),
         rec.ReaderPosition(*OWN, 5, 1, 2**70),
         rec.InFlightClosed(*OWN, ()),
+        rec.InFlightRun(*OWN, 1, 5, 1, (), 1, 1),
+        rec.InFlightRun(*OWN, 1, 5, 1, ((7, 0),), 1, 1),
     ],
 )
 def test_a_record_that_a_start_could_not_read_is_not_encoded(record: AnyRecord) -> None:

@@ -125,7 +125,7 @@ pub struct MqttConnection {
     pub acks: Acks,
     /// None: Python sees every PUBLISH.
     pub publisher: Option<Publisher>,
-    /// QoS 1 deliveries that were sent from here, in their order.
+    /// QoS 1 deliveries that were sent from here (`deliver`), in their order.
     pub in_flight: VecDeque<u16>,
     /// Of the packet that is not complete; 0 if that is not known.
     needed: usize,
@@ -191,13 +191,14 @@ impl Protocol for MqttConnection {
                 Packet::Ack { kind: PUBACK, packet_id } => self.ack_step(*packet_id),
                 // Whether the client takes the answers is known when they have left; and whether the connection goes on
                 // when Python has seen what is before it.
-                Packet::Ping if stream.replies.len() >= stream.answer_bytes_max => Step::Later,
+                Packet::Ping if stream.reply_bytes() >= stream.answer_bytes_max => Step::Later,
                 Packet::Ping if stream.event_burst == burst.number => Step::Later,
                 Packet::Ping if self.stage == Stage::Open => Step::Row,
                 _ => Step::HandOver,
             };
             match step {
                 Step::HandOver => {
+                    self.forget_acked(&data[at..at + size]);
                     at += size;
                     stream.event_burst = burst.number;
                     if self.stage == Stage::First {
@@ -278,6 +279,18 @@ impl MqttConnection {
                 Step::Row
             }
             None => Step::HandOver,
+        }
+    }
+
+    /// A PUBACK that Python decodes ends its delivery as well: one that gives a reason, or has properties.
+    fn forget_acked(&mut self, packet: &[u8]) {
+        if self.in_flight.is_empty() || packet[0] >> 4 != PUBACK {
+            return;
+        }
+        // Behind the first byte and those of the length, of which the last is below 0x80.
+        let length_bytes = packet[1..].iter().position(|byte| *byte < 0x80).map_or(0, |last| last + 1);
+        if let Some(id) = packet.get(1 + length_bytes..).and_then(|body| body.first_chunk()) {
+            self.ack_step(u16::from_be_bytes(*id));
         }
     }
 

@@ -2,9 +2,11 @@
 
 mod acks;
 mod connection;
+mod deliveries;
 mod rows;
 mod scan;
 mod server;
 
+pub use deliveries::MqttRows;
 pub use scan::scan_mqtt;
 pub use server::MqttServer;

@@ -20,10 +20,12 @@
 //! Everything runs in the thread that calls; sockets are touched by `poll` and by what sends.
 
 use super::connection::{Bounds, MqttConnection, Publisher};
+use super::deliveries::{Head, MqttRows};
 use super::rows::{Event, Group, Run, Segment, bytes_of};
 use crate::wire::hub::{Connection, Hub};
 #[cfg(feature = "tls")]
 use crate::wire::tls::Pem;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use std::collections::HashMap;
@@ -280,6 +282,37 @@ impl MqttServer {
     }
 
     // --- sending ---
+
+    /// Queues the packets of the rows of `spans` (start and end), behind `output` and everything queued: they leave with
+    /// the next bytes that are sent, or by `flush`. `packet_ids`: first and count. Returns the bytes of the packets. Raises
+    /// ValueError for spans and packet ids that do not fit the rows.
+    #[expect(clippy::too_many_arguments, reason = "named by the caller")]
+    fn deliver(
+        &self,
+        connection: u64,
+        output: &[u8],
+        rows: &MqttRows,
+        spans: Vec<(usize, usize)>,
+        packet_ids: Vec<(u16, u16)>,
+        qos: u8,
+        properties: &[u8],
+    ) -> PyResult<usize> {
+        let mut state = self.lock();
+        let Some(Connection { stream, protocol }) = state.hub.get_mut(connection) else { return Ok(0) };
+        let start = stream.replies.len();
+        stream.replies.extend_from_slice(output);
+        let behind = stream.replies.len();
+        let head = Head { qos, properties };
+        if rows.write(&spans, &packet_ids, &head, &mut stream.replies).is_none() {
+            stream.replies.truncate(start);
+            return Err(PyValueError::new_err("spans and packet ids do not fit the rows"));
+        }
+        stream.delivery_bytes += stream.replies.len() - start;
+        for (first, count) in packet_ids {
+            protocol.in_flight.extend((0..count).map(|index| first.wrapping_add(index)));
+        }
+        Ok(stream.replies.len() - behind)
+    }
 
     /// Sends the pieces of many connections, each behind everything queued. Returns the connections that have more bytes
     /// queued than their bound.

@@ -8,6 +8,7 @@
     PUBREL                                       release(packet_id) … link.release_done
     SUBSCRIBE, UNSUBSCRIBE                       await subscribe(packet) … link.subscribed, then retained messages
     PUBACK, PUBCOMP, a refusing PUBREC           delivery_done(packet_id, reason_code)
+    PUBACKs that say success, any number         deliveries_done(packet_ids)
     PUBREC                                       delivery_received(packet_id) … link.send_release
     socket is writable again                     resume_sending()
     end of the connection, once                  end(ConnectionEnded)
@@ -30,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from icestream.broker.mqtt.message_rows import DeliveryRun
 from icestream.durable.session_changes import WillMessage
 from icestream.model.block_group import BlockGroup
 from icestream.mqtt import packets
@@ -130,6 +132,9 @@ class ClientLink(Protocol):
         """Sends a delivery, with its packet id (0 for QoS 0). False if it is too large for the client: it counts as
         delivered, and its id is free."""
 
+    def send_run(self, run: DeliveryRun) -> Sequence[int]:
+        """Sends the packets of a run, as `send_publish` would one by one. Returns the ids of those too large for it."""
+
     def send_release(self, packet_id: int) -> None:
         """PUBREL may leave."""
 
@@ -177,6 +182,9 @@ class ClientSession(Protocol):
     def delivery_received(self, packet_id: int) -> None: ...
 
     def delivery_done(self, packet_id: int, reason_code: int) -> None: ...
+
+    def deliveries_done(self, packet_ids: Sequence[int]) -> None:
+        """The same for messages of QoS 1, with success."""
 
     def resume_sending(self) -> None: ...
 

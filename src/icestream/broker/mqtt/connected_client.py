@@ -402,6 +402,10 @@ class ConnectedClient:
         if not self.is_over:
             self.session.delivery_done(packet_id, reason_code)
 
+    def deliveries_done(self, packet_ids: Sequence[int]) -> None:
+        if not self.is_over:
+            self.session.deliveries_done(packet_ids)
+
     def resume_sending(self) -> None:
         if not self.is_over:
             self.session.resume_sending()

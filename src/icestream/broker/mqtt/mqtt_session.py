@@ -14,6 +14,10 @@ What is sent leaves in this order: retained messages of new subscriptions, then 
 overtakes. Rows of effective QoS 0 that were stored while the client was away are not sent (hazard 57), those of a
 client that is merely slow are.
 
+Rows of a plain block (message_rows.py) with the same matches are decided together: `offer_run`, and a PendingRun until
+they leave. What a run cannot say (a retained row, properties, QoS 2, no-local of an own row, a subscription that begins
+or ends within it) is decided row by row; both ways send the same packets and keep the same state.
+
 A session without expiry writes no records: its changes are applied in memory. Its messages come from the log as well.
 Without durable sessions this is so for all, and those with an expiry are kept in memory until the broker ends.
 """
@@ -21,21 +25,30 @@ Without durable sessions this is so for all, and those with an expiry are kept i
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
+from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 from icestream import errors, limits
 from icestream.broker.mqtt.client_link import ClientLink
-from icestream.broker.mqtt.message_rows import MqttMessage, delivery_packet, expiry_seconds
+from icestream.broker.mqtt.message_rows import (
+    BlockMessages,
+    DeliveryRun,
+    MqttMessage,
+    PlainMessages,
+    delivery_packet,
+    expiry_seconds,
+)
 from icestream.broker.mqtt.mqtt_options import MqttOptions
 from icestream.broker.mqtt.shard_feed import SectionRows, ShardFeed
 from icestream.broker.storage import ShardStream
 from icestream.durable import session_changes as changes
 from icestream.durable import session_records as rec
-from icestream.durable.session_changes import MatchedRow
+from icestream.durable.session_changes import MatchedRow, MatchedRun
 from icestream.durable.session_log import SessionLog
 from icestream.durable.session_records import NO_OFFSET, AnyRecord
 from icestream.durable.session_state import MAIN_READER, Generation, SessionState
@@ -88,6 +101,11 @@ class OwedRows:
         self.messages = max(0, self.messages + count)
         self.size = max(0, self.size + count * (len(row.payload) + len(row.topic) + len(row.properties)))
 
+    def add_run(self, messages: int, size: int) -> None:
+        """`messages`, `size`: negative for those that were sent."""
+        self.messages = max(0, self.messages + messages)
+        self.size = max(0, self.size + size)
+
 
 class PendingRow(NamedTuple):
     """A row that is to be sent."""
@@ -96,18 +114,84 @@ class PendingRow(NamedTuple):
     matched: MatchedRow
 
 
-class RowBatch:
-    """Rows that are sent together, and how many of them have QoS 1 or 2."""
+class PendingRun:
+    """Rows of a plain block that are to be sent alike."""
 
-    __slots__ = ("numbered", "rows")
+    __slots__ = ("_base", "decision", "messages", "plain", "rows", "spans")
+
+    def __init__(self, messages: BlockMessages, plain: PlainMessages, base: int, decision: MatchedRow) -> None:
+        """`base`: the offset of the first row of the block. `decision`: of its first row; it holds for all."""
+        self.messages = messages
+        self.plain = plain
+        self.decision = decision
+        self.spans: list[tuple[int, int]] = []  # rows of the block: start and end
+        self.rows = 0
+        self._base = base
+
+    def add(self, start: int, end: int) -> None:
+        if self.spans and self.spans[-1][1] == start:
+            self.spans[-1] = (self.spans[-1][0], end)
+        else:
+            self.spans.append((start, end))
+        self.rows += end - start
+
+    @property
+    def matched(self) -> MatchedRun:
+        spans = [(self._base + start, end - start) for start, end in self.spans]
+        decision = self.decision
+        return MatchedRun(spans, self.rows, decision.qos, decision.generation, decision.identifiers)
+
+    @property
+    def end(self) -> int:
+        """The offset behind its last row."""
+        return self._base + self.spans[-1][1]
+
+    @property
+    def size(self) -> int:
+        """The bytes of its topics and payloads."""
+        return sum(self.plain.size(start, end) for start, end in self.spans)
+
+    def delivery(self, packet_ids: Sequence[range]) -> DeliveryRun:
+        decision = self.decision
+        return DeliveryRun(
+            self.messages, self.plain, self.spans, self.rows, decision.qos, packet_ids, decision.identifiers
+        )
+
+
+class RowBatch:
+    """Rows and runs that are sent together, in their order; how many rows they have, and how many of QoS 1 or 2."""
+
+    __slots__ = ("count", "numbered", "rows")
 
     def __init__(self) -> None:
-        self.rows: list[PendingRow] = []
+        self.rows: list[PendingRow | PendingRun] = []
+        self.count = 0
         self.numbered = 0
 
     def add(self, row: MqttMessage, matched: MatchedRow) -> None:
         self.rows.append(PendingRow(row, matched))
+        self.count += 1
         self.numbered += matched.qos > 0
+
+    def add_run(
+        self, messages: BlockMessages, plain: PlainMessages, base: int, start: int, end: int, decision: MatchedRow
+    ) -> None:
+        """Adds rows of a block, to the run before them if they are to be sent as that."""
+        last = self.rows[-1] if self.rows else None
+        if not (
+            isinstance(last, PendingRun) and last.plain is plain and last.decision[1:] == decision[1:]
+        ):  # all but the offset
+            last = PendingRun(messages, plain, base, decision)
+            self.rows.append(last)
+        last.add(start, end)
+        self.count += end - start
+        self.numbered += end - start if decision.qos else 0
+
+    @property
+    def end(self) -> int:
+        """The offset behind its last row."""
+        last = self.rows[-1]
+        return last.end if isinstance(last, PendingRun) else last.matched.offset + 1
 
 
 class PendingRetained(NamedTuple):
@@ -119,16 +203,17 @@ class PendingRetained(NamedTuple):
 
 
 class QueuedPackets:
-    """Packets that leave together. `is_ready`: their entries are synced."""
+    """Packets and runs that leave together. `is_ready`: their entries are synced."""
 
     __slots__ = ("is_ready", "packets")
 
-    def __init__(self, packets: Sequence[PublishPacket], is_ready: bool) -> None:
+    def __init__(self, packets: Sequence[PublishPacket | DeliveryRun], is_ready: bool) -> None:
         self.packets = packets
         self.is_ready = is_ready
 
 
 _EMPTY: Final = RowBatch()
+_NOT_MATCHED: Final = MatchedRow(NO_OFFSET, 0, 0)
 
 
 class SessionReader:
@@ -171,10 +256,24 @@ class SessionReader:
         """True if one more row of this QoS can be sent now, with those of the batch."""
         raise NotImplementedError
 
+    def room_for(self, qos: int, batch: RowBatch) -> int:
+        """How many more rows of this QoS can be sent now, with those of the batch. 0 or 1 where runs are not taken."""
+        return int(self.has_room(qos, batch))
+
+    @property
+    def takes_runs(self) -> bool:
+        """False if each row is decided by itself."""
+        return False
+
     def send_rows(
-        self, key: ShardKey, rows: Sequence[PendingRow], position: int, indexed_end: int, reader: int = MAIN_READER
+        self,
+        key: ShardKey,
+        rows: Sequence[PendingRow | PendingRun],
+        position: int,
+        indexed_end: int,
+        reader: int = MAIN_READER,
     ) -> None:
-        """Sends rows, and moves the position of a reader in a shard."""
+        """Sends rows and runs, and moves the position of a reader in a shard."""
         raise NotImplementedError
 
     def was_offline_at(self, key: ShardKey, offset: int) -> bool:
@@ -220,6 +319,72 @@ class SessionReader:
         self._batch_key = key
         self._batch.add(row, matched)
 
+    def offer_run(
+        self, feed: ShardFeed, messages: BlockMessages, base: int, start: int, end: int,
+        generations: Sequence[Generation],
+    ) -> None:  # fmt: skip
+        """As `offer`, for the rows [start, end) of the block that begins at the offset `base`."""
+        key, plain = feed.key, messages.plain
+        if key in self._detached:
+            if not self._counts_owed:
+                return
+        elif self._not_before:
+            start = min(end, max(start, self._not_before.get(key, 0) - base))
+        if start == end:
+            return
+        decision = None
+        if plain is not None and self.takes_runs:
+            decision = self._decide_run(plain, key, base + start, base + end, generations)
+        if plain is None or decision is None:
+            for index in range(start, end):
+                self.offer(feed, base + index, messages.row(index), generations)
+            return
+        if key in self._detached:
+            self._owe_run(key, plain, start, end)
+            return
+        if not decision.generation:
+            return
+        if not self.is_online:
+            if decision.qos and self.is_kept:
+                self.detach(key, base + start)
+                self._owe_run(key, plain, start, end)
+            return
+        if self._batch_key != key:
+            self.flush()
+        while start < end:
+            rows = 0 if self._detached and self._former_jobs() else self.room_for(decision.qos, self._batch)
+            if not rows and self._batch.count >= limits.MQTT_BATCH_ROWS:
+                self.flush()
+                continue
+            if not rows:
+                self.detach(key, base + start)
+                self._owe_run(key, plain, start, end)
+                return
+            run_end = min(end, start + rows)
+            self._batch_key = key
+            self._batch.add_run(messages, plain, base, start, run_end, decision)
+            start = run_end
+
+    def _decide_run(
+        self, plain: PlainMessages, key: ShardKey, start: int, end: int, generations: Sequence[Generation]
+    ) -> MatchedRow | None:
+        """What holds for all rows with offsets from `start` to `end` of a plain block; generation 0: none is for this
+        reader. None if rows differ, or need more than a run can say."""
+        in_force = []
+        for generation in generations:
+            bound = generation.bounds.get(key)
+            if bound is None or bound[0] >= end or NO_OFFSET != bound[1] <= start:
+                continue
+            if bound[0] > start or NO_OFFSET != bound[1] < end:
+                return None
+            if generation.record.is_no_local and plain.has_publisher(self.state.client_id):
+                return None
+            in_force.append(generation)
+        if not in_force:
+            return _NOT_MATCHED
+        decision = changes.merge_generations(in_force, key, start, plain.qos)
+        return decision if decision is not None and decision.qos < 2 else None
+
     def offer_live(self, feed: ShardFeed, row: MqttMessage, generations: Sequence[Generation]) -> bool:
         """Sends a row that is not stored, with QoS 0: nothing could send it again. False if the client is not there."""
         matched = changes.merge_generations(
@@ -245,8 +410,8 @@ class SessionReader:
         """Sends the rows that were offered."""
         key, rows = self._batch_key, self._batch.rows
         if key is not None and rows:
+            end = self._batch.end
             self._batch, self._batch_key = RowBatch(), None
-            end = rows[-1].matched.offset + 1
             self.send_rows(key, rows, end, end)
 
     def detach(self, key: ShardKey, offset: int) -> None:
@@ -265,6 +430,10 @@ class SessionReader:
             if owed is None:
                 owed = self._owed[key] = OwedRows()
             owed.add(row)
+
+    def _owe_run(self, key: ShardKey, plain: PlainMessages, start: int, end: int) -> None:
+        if self._counts_owed:
+            self._owed.setdefault(key, OwedRows()).add_run(end - start, plain.size(start, end))
 
     @property
     def owed_messages(self) -> int:
@@ -429,7 +598,10 @@ class SessionReader:
         position = self._select(reader, feed, sections, position, end, batch)
         if reader == MAIN_READER and (owed := self._owed.get(key)) is not None:
             for pending in batch.rows:
-                owed.add(pending.row, -1)
+                if isinstance(pending, PendingRun):
+                    owed.add_run(-pending.rows, -pending.size)
+                else:
+                    owed.add(pending.row, -1)
         self.send_rows(key, batch.rows, position, feed.position, reader)
         if position >= feed.position:
             self._reach_feed(reader, key, feed)
@@ -472,7 +644,13 @@ class SessionReader:
         for section in sections:
             for offsets, messages in self._host.rows.blocks_with_offsets(key, section, feed.native_topic):
                 topics = messages.topics
-                for index in range(bisect_left(offsets, position), bisect_left(offsets, end)):
+                first = bisect_left(offsets, position)
+                if isinstance(offsets, range) and self.takes_runs and messages.plain is not None:
+                    runs_end = self._select_runs(reader, key, messages, offsets, first, end, batch, by_topic)
+                    if runs_end == len(offsets):
+                        continue
+                    first = runs_end
+                for index in range(first, bisect_left(offsets, end)):
                     offset, topic = offsets[index], topics[index]
                     looked_at += 1
                     if looked_at > limits.MQTT_CATCH_UP_ROWS:
@@ -494,6 +672,46 @@ class SessionReader:
                         return offset
                     batch.add(row, matched)
         return end
+
+    def _select_runs(
+        self,
+        reader: int,
+        key: ShardKey,
+        messages: BlockMessages,
+        offsets: range,
+        first: int,
+        end: int,
+        batch: RowBatch,
+        by_topic: dict[str, list[Generation]],
+    ) -> int:
+        """Adds rows of a plain block from row `first` on, of which all can be decided as runs. Returns the row from
+        which on rows are looked at one by one: the first for which there is no room is among them."""
+        plain, base = messages.plain, offsets.start
+        assert plain is not None
+        rows_end = min(len(offsets), max(first, end - base))
+        spans = messages.topic_spans
+        for span_start, span_end, topic in islice(spans, bisect_right(spans, first, key=itemgetter(1)), None):
+            start, run_end = max(span_start, first), min(span_end, rows_end)
+            if start >= run_end:
+                break
+            generations = by_topic.get(topic)
+            if generations is None:
+                generations = by_topic[topic] = self._matching(topic, reader)
+            if not generations:
+                continue
+            decision = self._decide_run(plain, key, base + start, base + run_end, generations)
+            if decision is None:
+                return start
+            if not decision.generation:
+                continue
+            if not decision.qos and reader == MAIN_READER and self.was_offline_at(key, base + start):
+                return start
+            room = self.room_for(decision.qos, batch)
+            if room:
+                batch.add_run(messages, plain, base, start, min(run_end, start + room), decision)
+            if room < run_end - start:
+                return start + room
+        return rows_end
 
     def _matching(self, topic: str, reader: int) -> list[Generation]:
         return [
@@ -590,9 +808,17 @@ class MqttSession(SessionReader):
         return self._window - len(self.state.in_flight)
 
     def has_room(self, qos: int, batch: RowBatch) -> bool:
-        if self._link is None or not self._link.can_send or len(batch.rows) >= limits.MQTT_BATCH_ROWS:
-            return False
-        return not qos or batch.numbered < self.room
+        return self.room_for(qos, batch) > 0
+
+    def room_for(self, qos: int, batch: RowBatch) -> int:
+        if self._link is None or not self._link.can_send:
+            return 0
+        rows = limits.MQTT_BATCH_ROWS - batch.count
+        return max(0, min(rows, self.room - batch.numbered) if qos else rows)
+
+    @property
+    def takes_runs(self) -> bool:
+        return True
 
     def was_offline_at(self, key: ShardKey, offset: int) -> bool:
         return offset < self._online_from.get(key, 0)
@@ -603,7 +829,12 @@ class MqttSession(SessionReader):
     # --- sending ---
 
     def send_rows(
-        self, key: ShardKey, rows: Sequence[PendingRow], position: int, indexed_end: int, reader: int = MAIN_READER
+        self,
+        key: ShardKey,
+        rows: Sequence[PendingRow | PendingRun],
+        position: int,
+        indexed_end: int,
+        reader: int = MAIN_READER,
     ) -> None:
         has_entries = any(pending.matched.qos for pending in rows)
         is_behind = position < indexed_end or self.state.owed(key, reader) != NO_OFFSET or reader != MAIN_READER
@@ -620,24 +851,37 @@ class MqttSession(SessionReader):
         if waits:
             self.write(records, partial(self.mark_ready, outgoing))
 
-    def queue_rows(self, rows: Sequence[PendingRow], records: Sequence[AnyRecord], *, waits: bool) -> QueuedPackets:
-        """Queues rows whose entries of this session stand in `records`, in order. `waits`: until `mark_ready`."""
+    def queue_rows(
+        self, rows: Sequence[PendingRow | PendingRun], records: Sequence[AnyRecord], *, waits: bool
+    ) -> QueuedPackets:
+        """Queues rows and runs whose entries of this session stand in `records`, in order. `waits`: until
+        `mark_ready`."""
         own = (record for record in records if record.session_id == self.state.id)
-        packet_ids = (record.packet_id for record in own if isinstance(record, rec.InFlightEntry))
-        packets = [
-            delivery_packet(
-                row,
-                matched.qos,
-                next(packet_ids) if matched.qos else 0,
-                is_retained=matched.is_retained,
-                identifiers=matched.identifiers,
-                age_s=self._host.message_age_s(row),
+        entries = (record for record in own if isinstance(record, rec.InFlightEntry | rec.InFlightRun))
+        packets: list[PublishPacket | DeliveryRun] = []
+        for pending in rows:
+            if isinstance(pending, PendingRun):
+                packet_ids: list[range] = []
+                left = pending.rows if pending.decision.qos else 0
+                while left:
+                    packet_ids.append(_packet_ids_of(next(entries)))
+                    left -= len(packet_ids[-1])
+                packets.append(pending.delivery(packet_ids))
+                continue
+            row, matched = pending
+            packets.append(
+                delivery_packet(
+                    row,
+                    matched.qos,
+                    _packet_ids_of(next(entries)).start if matched.qos else 0,
+                    is_retained=matched.is_retained,
+                    identifiers=matched.identifiers,
+                    age_s=self._host.message_age_s(row),
+                )
             )
-            for row, matched in rows
-        ]
         return self._queue(packets, waits=waits)
 
-    def _queue(self, packets: Sequence[PublishPacket], *, waits: bool) -> QueuedPackets:
+    def _queue(self, packets: Sequence[PublishPacket | DeliveryRun], *, waits: bool) -> QueuedPackets:
         outgoing = QueuedPackets(packets, is_ready=not waits)
         if packets:
             self._outgoing.append(outgoing)
@@ -654,11 +898,17 @@ class MqttSession(SessionReader):
         link = self._link
         while link is not None and self._outgoing and self._outgoing[0].is_ready:
             for packet in self._outgoing.popleft().packets:
-                self.sent_messages += 1
-                if not link.send_publish(packet) and packet.packet_id:
-                    # Too large for the client: it counts as delivered (MQTT-3.1.2-25).
-                    closed = rec.InFlightClosed(self.state.id, self.state.epoch, (packet.packet_id,))
-                    self.write([closed])
+                too_large: Sequence[int] = ()
+                if isinstance(packet, DeliveryRun):
+                    self.sent_messages += packet.rows
+                    too_large = link.send_run(packet)
+                else:
+                    self.sent_messages += 1
+                    if not link.send_publish(packet) and packet.packet_id:
+                        too_large = (packet.packet_id,)
+                if too_large:
+                    # Too large for the client: they count as delivered (MQTT-3.1.2-25).
+                    self.write([rec.InFlightClosed(self.state.id, self.state.epoch, tuple(too_large))])
 
     def send_retained(self, values: Iterable[PendingRetained]) -> None:
         """Sends retained messages of a new subscription, in front of rows."""
@@ -729,10 +979,24 @@ class MqttSession(SessionReader):
         self.pump()
         self.on_room()
 
+    def deliveries_done(self, packet_ids: Sequence[int]) -> None:
+        """PUBACKs with success, in the order in which they came."""
+        records = changes.pubacks(self.state, packet_ids)
+        if records:
+            self.write(records, is_lazy=True)
+            self.pump()
+            self.on_room()
+
     def resume_sending(self) -> None:
         """The socket takes bytes again."""
         self.pump()
         self.on_room()
+
+
+def _packet_ids_of(record: rec.InFlightEntry | rec.InFlightRun) -> range:
+    if isinstance(record, rec.InFlightRun):
+        return record.packet_ids
+    return range(record.packet_id, record.packet_id + 1)
 
 
 def retained_row(value: rec.RetainedValue) -> MqttMessage:

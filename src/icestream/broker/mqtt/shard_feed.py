@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from operator import itemgetter
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from icestream import errors, limits
 from icestream.broker.mqtt.feed_marks import FeedMarks
@@ -34,6 +36,8 @@ from icestream.runtime.clock import Clock
 from icestream.wal.tail import SectionRead
 
 _log = get_logger("mqtt")
+# As many rows of a run cost about as much as one that is decided by itself.
+_ROWS_OF_A_COST: Final = 16
 
 
 class Subscriber(Protocol):
@@ -41,6 +45,12 @@ class Subscriber(Protocol):
 
     def offer(self, feed: ShardFeed, offset: int, row: MqttMessage, generations: Sequence[Generation]) -> None:
         """A stored row that matches the filters of these generations. Rows come in the order of their offsets."""
+
+    def offer_run(
+        self, feed: ShardFeed, messages: BlockMessages, base: int, start: int, end: int,
+        generations: Sequence[Generation],
+    ) -> None:  # fmt: skip
+        """As `offer`, for the rows from `start` to `end` of a block whose first row has the offset `base`."""
 
     def offer_live(self, feed: ShardFeed, row: MqttMessage, generations: Sequence[Generation]) -> bool:
         """A row that is not stored; False if it was not sent."""
@@ -58,12 +68,17 @@ class LiveRow(NamedTuple):
     on_offered: Callable[[bool], None]
 
 
+# Subscribers and those of their generations that match a topic.
+Matches: TypeAlias = list[tuple[Subscriber, list[Generation]]]
+
+
 class SubscriberIndex:
     """The subscribers of a node by filter, and the matches of topics, cached until a subscription changes."""
 
     def __init__(self) -> None:
         self._index: TopicIndex[Subscriber, Generation] = TopicIndex()
-        self._cache: dict[str, list[tuple[Subscriber, list[Generation]]]] = {}
+        self._cache: dict[str, Matches] = {}
+        self._distinct: dict[tuple[int, ...], Matches] = {}
 
     def __len__(self) -> int:
         return len(self._index)
@@ -71,14 +86,19 @@ class SubscriberIndex:
     def put(self, topic_filter: str, subscriber: Subscriber, generation: Generation) -> None:
         """Raises PolicyReached if the node has too many subscriptions."""
         self._index.put(topic_filter, subscriber, generation)
-        self._cache.clear()
+        self._forget()
 
     def remove(self, topic_filter: str, subscriber: Subscriber) -> None:
         if self._index.remove(topic_filter, subscriber):
-            self._cache.clear()
+            self._forget()
 
-    def match(self, topic: str) -> list[tuple[Subscriber, list[Generation]]]:
-        """Each subscriber with at least one filter that matches, and the generations of these filters."""
+    def _forget(self) -> None:
+        self._cache.clear()
+        self._distinct.clear()
+
+    def match(self, topic: str) -> Matches:
+        """Each subscriber with at least one filter that matches, and the generations of these filters. The same object
+        for topics with the same matches, until a subscription changes."""
         matches = self._cache.get(topic)
         if matches is None:
             by_subscriber: dict[Subscriber, list[Generation]] = {}
@@ -86,8 +106,12 @@ class SubscriberIndex:
                 by_subscriber.setdefault(subscriber, []).append(generation)
             # Emptied as a whole: an order of use would have to be updated by every message.
             if len(self._cache) >= limits.MQTT_TOPICS_CACHED:
-                self._cache.clear()
-            matches = self._cache[topic] = list(by_subscriber.items())
+                self._forget()
+            # The lists keep the objects alive that are named here.
+            names = tuple(
+                id(item) for subscriber, generations in by_subscriber.items() for item in (subscriber, *generations)
+            )
+            matches = self._cache[topic] = self._distinct.setdefault(names, list(by_subscriber.items()))
         return matches
 
 
@@ -275,21 +299,12 @@ class ShardFeed:
                 if base + len(topics) <= self.position:
                     continue
                 self._seen.add_stored(self.key, base, topics, section.append_time_us)
-                retained = set(messages.retained_rows())
-                for index in range(max(0, self.position - base), len(topics)):
-                    offset = base + index
-                    if index in retained:
-                        self._fold(self, offset, messages.row(index))
-                    if offset >= self._offered_from:
-                        matches = self._index.match(topics[index])
-                        if matches:
-                            row = messages.row(index)
-                            for subscriber, generations in matches:
-                                subscriber.offer(self, offset, row, generations)
-                                touched[subscriber] = None
-                            count += len(matches)
-                    self.position = offset + 1
-                    count += 1
+                if messages.retained_rows():
+                    costs = self._offer_rows(base, messages, touched)
+                else:
+                    costs = self._offer_runs(base, messages, touched)
+                for cost in costs:
+                    count += cost
                     if count >= limits.MQTT_FEED_SLICE:
                         for subscriber in touched:
                             subscriber.flush()
@@ -300,6 +315,52 @@ class ShardFeed:
             self.position = max(self.position, end)
         for subscriber in touched:
             subscriber.flush()
+
+    def _offer_rows(self, base: int, messages: BlockMessages, touched: dict[Subscriber, None]) -> Iterator[int]:
+        """Folds and offers the rows of a block one by one; yields what each has cost."""
+        retained = set(messages.retained_rows())
+        for index in range(max(0, self.position - base), len(messages.topics)):
+            offset = base + index
+            row = messages.row(index)
+            if index in retained:
+                self._fold(self, offset, row)
+            matches = self._index.match(row.topic) if offset >= self._offered_from else ()
+            for subscriber, generations in matches:
+                subscriber.offer(self, offset, row, generations)
+                touched[subscriber] = None
+            self.position = offset + 1
+            yield 1 + len(matches)
+
+    def _offer_runs(self, base: int, messages: BlockMessages, touched: dict[Subscriber, None]) -> Iterator[int]:
+        """Offers the rows of a block in runs of the same matches; yields what each run has cost.
+
+        Between two runs a subscription may begin or end at the position, so each is matched when its turn comes.
+        """
+        while (start := max(0, self.position - base)) < len(messages.topics):
+            end, matches = self._run_from(messages, start)
+            offered = max(start, self._offered_from - base)
+            if offered < end:
+                for subscriber, generations in matches:
+                    subscriber.offer_run(self, messages, base, offered, end, generations)
+                    touched[subscriber] = None
+            self.position = base + end
+            rows = end - start
+            yield 1 + len(matches) * (rows if messages.plain is None else 1 + rows // _ROWS_OF_A_COST)
+
+    def _run_from(self, messages: BlockMessages, start: int) -> tuple[int, Matches]:
+        """The end of the rows from `start` on with the same matches, and these."""
+        spans = messages.topic_spans
+        at = bisect_right(spans, start, key=itemgetter(1))
+        _, end, topic = spans[at]
+        matches = self._index.match(topic)
+        if not matches:
+            return end, matches
+        # Rows of a block that is not plain are decided one by one.
+        rows_max = limits.MQTT_BATCH_ROWS if messages.plain is not None else limits.MQTT_FEED_SLICE // len(matches)
+        end_max = start + max(1, rows_max)
+        while end < end_max and (at := at + 1) < len(spans) and self._index.match(spans[at][2]) is matches:
+            end = spans[at][1]
+        return min(end, end_max), matches
 
     def _offer_live(self) -> None:
         while self._live and self._live[0][0] <= self.position:

@@ -24,7 +24,14 @@ from typing import NamedTuple
 
 from icestream import errors, limits
 from icestream.broker.mqtt.message_rows import MqttMessage
-from icestream.broker.mqtt.mqtt_session import MqttSession, PendingRow, RowBatch, SessionHost, SessionReader
+from icestream.broker.mqtt.mqtt_session import (
+    MqttSession,
+    PendingRow,
+    PendingRun,
+    RowBatch,
+    SessionHost,
+    SessionReader,
+)
 from icestream.durable import session_changes as changes
 from icestream.durable import session_records as rec
 from icestream.durable.session_changes import MatchedRow
@@ -84,7 +91,7 @@ class SharedGroup(SessionReader):
 
     def has_room(self, qos: int, batch: RowBatch) -> bool:
         ready = [member for member in self.members if member.link is not None and member.link.can_send]
-        if not ready or len(batch.rows) >= limits.MQTT_BATCH_ROWS:
+        if not ready or batch.count >= limits.MQTT_BATCH_ROWS:
             return False
         return not qos or sum(max(0, member.room) for member in ready) > batch.numbered
 
@@ -94,9 +101,14 @@ class SharedGroup(SessionReader):
     # --- assigning ---
 
     def send_rows(
-        self, key: ShardKey, rows: Sequence[PendingRow], position: int, indexed_end: int, reader: int = MAIN_READER
+        self,
+        key: ShardKey,
+        rows: Sequence[PendingRow | PendingRun],
+        position: int,
+        indexed_end: int,
+        reader: int = MAIN_READER,
     ) -> None:
-        assigned = self._assign(rows)
+        assigned = self._assign([row for row in rows if isinstance(row, PendingRow)])  # it takes no runs
         records: list[AnyRecord] = []
         for member, own in assigned.items():
             records += self._entries(member, key, own)

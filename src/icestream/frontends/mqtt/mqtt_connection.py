@@ -25,13 +25,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias, cast
 
 from icestream import errors, limits
 from icestream.broker.guarded_broker import BrokerDoor, GuardedBroker
 from icestream.broker.mqtt.client_link import ClientLink, ClientSession, ConnectRequest, ReceivedMessage
+from icestream.broker.mqtt.message_rows import DeliveryRun
 from icestream.error_codes import mqtt_reason
 from icestream.frontends.mqtt.connect_request import credential_of, request_of
 from icestream.frontends.send_budget import SendBudget
@@ -41,6 +42,7 @@ from icestream.mqtt.connection import (
     ConnectionEnded,
     ConnectionOptions,
     ConnectReceived,
+    DeliveriesDone,
     DeliveryDone,
     DeliveryReceived,
     Event,
@@ -130,6 +132,7 @@ class MqttConnection(asyncio.Protocol):
         "_silence",
         "_transport",
         "_waiter",
+        "_was_full",
         "address",
     )
 
@@ -161,6 +164,7 @@ class MqttConnection(asyncio.Protocol):
         self._is_write_scheduled = False
         self._is_paused = False  # the socket has not taken its share
         self._delivery_bytes = 0  # of what is not written yet
+        self._was_full = False  # since the last write: deliveries may wait for this one
         self._answer_bytes = 0  # that the socket may not have taken
 
     # --- the socket -------------------------------------------------------------------------------------------------
@@ -254,8 +258,8 @@ class MqttConnection(asyncio.Protocol):
 
     def _write(self) -> None:
         self._is_write_scheduled = False
-        was_full = not self.can_send
         data = self._take_output()
+        was_full, self._was_full = self._was_full, False
         if self._transport is None:
             return
         if data and not self._transport.is_closing():
@@ -269,6 +273,7 @@ class MqttConnection(asyncio.Protocol):
         self._update_reading()
 
     def _take_output(self) -> bytes:
+        self._was_full |= not self.can_send
         data = self._server.data_to_send()
         self._answer_bytes += len(data) - self._delivery_bytes
         self._delivery_bytes = 0
@@ -320,7 +325,7 @@ class MqttConnection(asyncio.Protocol):
         parked = list(self._events)
         self._events.clear()
         for event in parked:
-            if isinstance(event, DeliveryReceived | DeliveryDone):
+            if isinstance(event, DeliveryReceived | DeliveryDone | DeliveriesDone):
                 self._parked_bytes -= _cost(event)
                 self._decide(event)
             else:
@@ -342,6 +347,8 @@ class MqttConnection(asyncio.Protocol):
                     self._publish(session, self._run_of_publishes(event))
                 case DeliveryDone():
                     session.delivery_done(event.packet_id, event.reason_code)
+                case DeliveriesDone():
+                    session.deliveries_done(event.packet_ids)
                 case DeliveryReceived():
                     session.delivery_received(event.packet_id)
                 case ReleaseReceived():
@@ -590,6 +597,9 @@ class MqttConnection(asyncio.Protocol):
         self._delivery_bytes += self._server.output_bytes - before
         self._schedule_write()
         return is_sent
+
+    def send_run(self, run: DeliveryRun) -> Sequence[int]:
+        return [packet.packet_id for packet in run.packets() if not self.send_publish(packet) and packet.packet_id]
 
     def send_release(self, packet_id: int) -> None:
         self._server.send_release(packet_id)

@@ -6,7 +6,12 @@
     a burst: plain messages of     one append for all of them (BurstPublisher of broker/mqtt/client_link.py). If one of
     any number of connections      them needs a decision of its own, it is taken apart, and each message goes the way of
                                    a packet
+    acks of deliveries             PUBACKs that say success, of runs, by connection: one call of its session for all
     answered                       the acks of a closing connection have left
+
+A run of deliveries (DeliveryRun of broker/mqtt/message_rows.py) goes down as spans of rows and ranges of packet ids,
+and the server writes its packets from the columns of the block. Where a rule needs each packet (topic aliases, a
+maximum packet size below that of the block), they are made one by one, as for a socket.
 
 A plain message is of QoS 0 or 1, not retained and without properties. The first for a topic comes as a packet; then the
 broker says where the next ones go (`publish_route`), which is declared to the server. What fits no declaration comes as
@@ -38,6 +43,7 @@ from icestream.broker.mqtt.client_link import (
     PublishRoute,
     ReceivedMessage,
 )
+from icestream.broker.mqtt.message_rows import DeliveryRun
 from icestream.frontends.mqtt.mqtt_connection import MqttConnection, MqttConnections
 from icestream.frontends.wire_driver import (
     CONNECTED,
@@ -54,8 +60,9 @@ from icestream.model.block import NOT_NUMBERED, Block, iter_blocks
 from icestream.model.block_group import BlockGroup
 from icestream.mqtt import packets
 from icestream.mqtt.ack_order import AckOrder, OwedAck
-from icestream.mqtt.connection import Event, PublishReceived
+from icestream.mqtt.connection import ConnectionState, Event, PublishReceived
 from icestream.mqtt.packet_type import ProtocolVersion
+from icestream.mqtt.properties import Properties, PropertyId, encode_properties
 from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.listener_tls import ListenerTls
 from icestream.runtime.native import native
@@ -128,8 +135,8 @@ class WireMqttConnection(MqttConnection):
     """A connection of the native wire."""
 
     __slots__ = (
-        "_acks", "_ask_after", "_has_route_for_all", "_held", "_is_suspended", "_route_token", "_routed", "_wire",
-        "number", "wire_transport",
+        "_acks", "_ask_after", "_has_route_for_all", "_held", "_is_suspended", "_route_token", "_routed", "_run_bytes",
+        "_wire", "number", "wire_transport",
     )  # fmt: skip
 
     def __init__(self, connections: MqttConnections, wire: MqttWire, number: int, address: str) -> None:
@@ -144,6 +151,7 @@ class WireMqttConnection(MqttConnection):
         self._has_route_for_all = False
         self._route_token: object = None
         self._ask_after = 0  # messages
+        self._run_bytes = 0  # of runs that leave at the end of this tick
 
     @property
     def publishing_session(self) -> ClientSession | None:
@@ -198,12 +206,50 @@ class WireMqttConnection(MqttConnection):
             self._write()
 
     def _write(self) -> None:
+        self._was_full |= not self.can_send
+        self._run_bytes = 0
         if self.wire_transport is not None:
             self.wire_transport.flush()
         super()._write()
         if (held := self._server.held_ids) != self._held:
             self._held = held
             self._wire.server.set_held(self.number, held)
+
+    # --- deliveries ---
+
+    @property
+    def can_send(self) -> bool:
+        waiting_bytes = self._server.output_bytes + self._run_bytes
+        return not self._is_paused and waiting_bytes < self._shared.budget.share
+
+    def send_run(self, run: DeliveryRun) -> Sequence[int]:
+        server, plain = self._server, run.plain
+        if server.state is not ConnectionState.OPEN:
+            return ()
+        properties = self._run_properties(run.identifiers)
+        if not server.takes_runs(plain.packet_bytes_max + len(properties)):
+            return super().send_run(run)
+        if plain.wire_rows is None:
+            assert native is not None
+            plain.wire_rows = native.MqttRows(*plain.columns())
+        packet_ids = [(ids.start, len(ids)) for ids in run.packet_ids]
+        server.run_sent(run.packet_ids)
+        self._run_bytes += self._wire.server.deliver(
+            self.number, self._take_output(), plain.wire_rows, run.spans, packet_ids, run.qos, properties
+        )
+        self._schedule_write()
+        return ()
+
+    def _run_properties(self, identifiers: Sequence[int]) -> bytes:
+        """The properties of a run as they stand in its packets; 3.1.1 has none."""
+        if self._server.version is not ProtocolVersion.V5:
+            return b""
+        return encode_properties(Properties([(PropertyId.SUBSCRIPTION_IDENTIFIER, item) for item in identifiers]))
+
+    def acks_received(self, packet_ids: Sequence[int]) -> None:
+        """PUBACKs of runs arrived, that say success."""
+        if not self._is_discarding:
+            self._take(self._server.receive_acks(packet_ids))
 
     # --- plain messages ---
 
@@ -319,6 +365,7 @@ class MqttWire(WireDriver):
             ROOM: self._on_room,
             SILENT: self._on_silent,
             PACKETS: self._on_packets,
+            ACKS: self._on_acks,
             GROUP: self._on_group,
             ANSWERED: self._on_answered,
         }
@@ -358,6 +405,14 @@ class MqttWire(WireDriver):
     def _on_packets(self, number: int, data: bytes) -> None:
         if (entry := self._connections.get(number)) is not None:
             entry[0].data_received(data)
+
+    def _on_acks(self, acks: list[tuple[int, bytes]]) -> None:
+        for number, packet_ids in acks:
+            if (entry := self._connections.get(number)) is not None:
+                try:
+                    entry[0].acks_received(array("H", packet_ids))
+                except Exception as error:  # noqa: BLE001 (it must not lose those of other connections)
+                    self._report(error)
 
     def _on_answered(self, number: int) -> None:
         if (entry := self._connections.get(number)) is not None:
