@@ -23,7 +23,11 @@ from tests.support.command_line import icestream
 from tests.tidy.tree import read, report
 
 NUMBER = 65_536  # allowed by every number
-TEXTS = {"partitioning": "day", "compression": "zstd:9"}  # values of policies without enumerated words
+TEXTS = {
+    "partitioning": "day",
+    "compression": "zstd:9",
+    "clustering": "zorder(key,publish_time)",
+}  # values of policies without enumerated words
 
 
 def example(name: str) -> int | str:

@@ -37,6 +37,7 @@ class Applies(StrEnum):
     NEXT_RETENTION_STEP = "within a minute"
     NEXT_COMMIT = "with the next commit; existing files are not rewritten"
     NEXT_ROUND = "with the next commit"
+    NEXT_COMPACTION = "to files that compaction writes from now on"
     AT_DELETION = "when the topic is deleted"
 
 
@@ -155,6 +156,17 @@ class PolicyValues(msgspec.Struct, frozen=True, omit_defaults=True):
             applies=Applies.NEXT_ROUND,
             check=table_layout.check_compaction,
             words=table_layout.CompactionPolicy,
+            is_table_layout=True,
+        ),
+    ] = None
+    clustering: Annotated[
+        Word | None,
+        TopicPolicy(
+            "How compaction orders rows in the files of its table: offset; one to four columns such as "
+            "key,publish_time; or zorder(key,publish_time).",
+            unset="offset; with mqtt_columns by stream",
+            applies=Applies.NEXT_COMPACTION,
+            check=table_layout.parse_clustering,
             is_table_layout=True,
         ),
     ] = None

@@ -63,6 +63,7 @@ class TableTarget(msgspec.Struct, frozen=True):
     storage: dict[str, Any] = {}  # `msgspec.to_builtins` of StoreOptions, with its secrets; empty for local files
     epoch: int = 0  # of the pipeline: files carry it in their names
     mqtt: MqttTarget | None = None  # None: a topic without MQTT messages
+    clustering: str = ""  # the order of rows in files of compaction; empty: no policy states it
 
 
 class LogSource(msgspec.Struct, frozen=True):

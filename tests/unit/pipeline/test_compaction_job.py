@@ -18,7 +18,7 @@ from icestream import errors
 from icestream.model.row_digest import FOOTER_KEY
 from icestream.pipeline.compaction.compaction_job import CompactionOptions
 from icestream.pipeline.compaction.compaction_plan import CompactionRule
-from icestream.pipeline.compaction.group_rewrite import BY_OFFSET, LAYOUT_KEY
+from icestream.pipeline.compaction.group_rewrite import LAYOUT_KEY
 from icestream.pipeline.driver.effects import Effect, Fault
 from icestream.pipeline.driver.maintenance_request import MaintenanceRequest, RequestedTable
 from icestream.readers.row_hashes import digest_of
@@ -69,7 +69,7 @@ async def test_small_files_become_one_with_the_same_rows(world: FaultWorld) -> N
         assert places == sorted(places)
         footer = pq.read_metadata(path_of(file)).metadata
         assert footer[FOOTER_KEY].decode() == digest_of(rows).text
-        assert footer[LAYOUT_KEY].decode() == BY_OFFSET
+        assert footer[LAYOUT_KEY].decode() == "offset-1"
     await world.check()
 
 
@@ -357,3 +357,32 @@ async def test_a_driver_that_is_killed_in_a_compaction_is_followed_by_one_that_f
         world.clock.advance(3_600)
         await world.clean(last)
         await world.check()
+
+
+# --- order of rows ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policies", "layout"),
+    [
+        ({"clustering": "key"}, "columns-1:key"),
+        ({"mqtt_columns": "on"}, "stream-1"),
+        ({"mqtt_columns": "on", "clustering": "zorder(level_2,publish_time)"}, "zorder-1:level_2,publish_time"),
+    ],
+)
+async def test_files_are_ordered_as_the_policy_of_their_topic_says(
+    world: FaultWorld, policies: dict[str, str], layout: str
+) -> None:
+    world.policies[1] = policies
+    life, writer = world.driver(), LocalGroupWriter()
+    await ingest(world, life, 3)
+    job = add_compaction(life, writer=writer)
+    await ingest(world, life, 1)
+    await compact(life, job)
+    (location,) = await data_files(world)
+    assert pq.read_metadata(path_of(location)).metadata[LAYOUT_KEY].decode() == layout
+    assert ("level_2" in pq.read_schema(path_of(location)).names) is ("mqtt_columns" in policies)
+    groups = writer.groups
+    await compact(life, job)
+    assert writer.groups == groups, "an ordered table is not rewritten again"
+    await world.check()

@@ -59,6 +59,7 @@ from icestream.pipeline.driver.maintenance_request import (
 )
 from icestream.pipeline.driver.rewrite_commit import RewriteCommit, TableRewrite, planned_number
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
+from icestream.pipeline.round_plan import MqttTarget
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import StopReason, TopicTable
 from icestream.readers.data_files import ScanDataFile, ScanDeleteFile, files_of
@@ -525,7 +526,9 @@ def _planned_group(entry: TableGroup) -> PlannedGroup:
 
 def _group_job(number: int, entry: TableGroup, epoch: int, storage: Mapping[str, Any]) -> GroupJob:
     table = entry.table
-    target = msgspec.structs.replace(table_policy.target_of(table.table, table.policy, storage), epoch=epoch)
+    # Files may have columns of MQTT topics whatever the policy says by now: the schema decides.
+    mqtt = MqttTarget(table.topic)
+    target = msgspec.structs.replace(table_policy.target_of(table.table, table.policy, storage, mqtt), epoch=epoch)
     names = sorted({name for file in entry.group.files for name in file.applied})
     numbers = {name: number for number, name in enumerate(names)}
     files = [

@@ -6,8 +6,8 @@
                  of the rows of each must be that of its footer (docs/adr/0064)
     delete       the rows that delete files delete, as readers do (readers/row_deletes.py); a group with a delete that
                  cannot be applied is left alone
-    order        by shard and offset; a row group has rows of one shard (hazard 94). Tables with columns of MQTT topics:
-                 by stream within parts, as ingest orders them (files/clustered_rows.py)
+    order        by shard and offset; a row group has rows of one shard (hazard 94). Within parts by other columns,
+                 where the topic's policy says so or the table has columns of MQTT topics (row_order.py)
     write        as ingest does, with the layout id in the footer
     read back    from the storage; the digest of what was read is reported beside that of the inputs
 
@@ -18,23 +18,21 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from numpy.typing import NDArray
 
 from icestream import errors
-from icestream.catalog.topic_rules.topic_schema import LEVELS, STREAM
 from icestream.model.pipeline_file_name import data_name
 from icestream.model.row_digest import FOOTER_KEY, RowDigest, parse_digest, sum_of
 from icestream.model.task_messages import WrittenFile
 from icestream.pipeline.compaction.group_messages import GroupJob, GroupResult, InputFile, decode_job, encode
-from icestream.pipeline.files.clustered_rows import RowGroups, cluster, stream_order
-from icestream.pipeline.files.data_file import encode_parquet, row_group_counts
+from icestream.pipeline.compaction.row_order import layout_id, row_groups
+from icestream.pipeline.files.data_file import encode_parquet
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.parquet_layout import ARROW, REPEATED, ParquetLayout, layout_of
 from icestream.pipeline.files.topic_files import covered_ranges
@@ -47,8 +45,6 @@ from icestream.readers.row_hashes import digest_of
 # How the rows of a file are ordered, for the planner of a later release: a file with the layout that its table asks for
 # is not rewritten for its order again.
 LAYOUT_KEY: Final = b"icestream.layout"
-BY_OFFSET: Final = "offset-1"
-BY_STREAM: Final = "stream-1"
 _FIELD_ID: Final = b"PARQUET:field_id"
 _ROW_BYTES: Final = 96  # of a row in memory beside its values: offsets, masks, sort keys
 
@@ -85,12 +81,11 @@ def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> G
     if len(inputs.locations) < min(2, len(job.files)):
         return GroupResult(job.number, reason="too few of its files fit the memory of a task")
     files, locations = [], []
-    layout_id = BY_STREAM if _has_streams(layout) else BY_OFFSET
     parts = list(_sized(_by_offset(inputs.rows), job.target.target_bytes)) if inputs.rows.num_rows else []
     if len(parts) >= len(inputs.locations) and not inputs.deleted.rows:
         return GroupResult(job.number, reason="it would be as many files as before", read_bytes=inputs.bytes)
     for rows in parts:
-        file, data = _encode(job, layout, rows, layout_id, name)
+        file, data = _encode(job, layout, rows, name)
         store.put(file.location, data)
         files.append(file)
         locations.append(file.location)
@@ -223,21 +218,13 @@ def _sized(rows: Any, target_bytes: int) -> Iterator[Any]:
         yield rows.slice(start, size)
 
 
-def _has_streams(layout: ParquetLayout) -> bool:
-    names = {column.name for column in layout.columns}
-    return STREAM in names and LEVELS[0] in names
-
-
-def _encode(
-    job: GroupJob, layout: ParquetLayout, rows: Any, layout_id: str, name: Callable[[], str]
-) -> tuple[WrittenFile, Any]:
+def _encode(job: GroupJob, layout: ParquetLayout, rows: Any, name: Callable[[], str]) -> tuple[WrittenFile, Any]:
     """Encodes one file of sorted rows, with its manifest entry."""
     target = job.target
     digest = digest_of(rows).text
     table = layout.table({column: rows.column(column) for column in rows.column_names}, rows.num_rows)
-    has_streams = layout_id == BY_STREAM and STREAM in rows.column_names
-    groups = cluster(table, stream_order(table)) if has_streams else RowGroups(table, _shard_groups(table))
-    footer = {FOOTER_KEY: digest.encode(), LAYOUT_KEY: layout_id.encode()}
+    groups = row_groups(table, target.clustering, layout)
+    footer = {FOOTER_KEY: digest.encode(), LAYOUT_KEY: layout_id(target.clustering, layout).encode()}
     data, metrics = encode_parquet(groups.rows, layout, target.codec, target.codec_level, groups.counts, footer)
     ids = {column.name: column.field_id for column in layout.columns}
     location = f"{target.location.rstrip('/')}/{data_name(target.epoch, name())}"
@@ -254,15 +241,3 @@ def _encode(
         digest,
     )
     return file, data
-
-
-def _shard_groups(rows: Any) -> list[int]:
-    """Row groups of sorted rows: each of one shard, as large as those of ingest."""
-    shard: NDArray[np.int32] = rows.column("shard").to_numpy()
-    ends: Sequence[int] = [*(1 + np.flatnonzero(shard[1:] != shard[:-1])).tolist(), len(shard)]
-    counts: list[int] = []
-    start = 0
-    for end in ends:
-        counts += row_group_counts(rows.slice(start, end - start))
-        start = end
-    return counts

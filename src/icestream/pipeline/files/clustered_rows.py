@@ -63,17 +63,23 @@ def cluster(table: Any, order: Ints) -> RowGroups:
 def stream_order(table: Any) -> Ints:
     """Returns the `MqttColumns.order` of rows that were written before: by stream and topic, as their columns have
     them. Rows without a stream, whose topics were new, come first."""
-    stream, key = (_ranks(table, name) for name in (STREAM, envelope.KEY.name))
+    stream, key = (
+        value_ranks(table.column(name)) if name in table.schema.names else np.zeros(table.num_rows, np.int64)
+        for name in (STREAM, envelope.KEY.name)
+    )
     return stream << STREAM_SHIFT | key
 
 
-def _ranks(table: Any, name: str) -> Ints:
-    """The place of each row's value among the values of a column; a null is 0."""
-    if name not in table.schema.names:
-        return np.zeros(table.num_rows, np.int64)
-    ranks = pc.rank(_plain(table.column(name)).combine_chunks(), null_placement="at_start", tiebreaker="dense")
-    values: Ints = ranks.to_numpy().astype(np.int64)
-    return values
+def value_ranks(column: Any) -> Ints:
+    """The place of each value among the values of a column, from 1; a null is 0."""
+    values = _plain(column)
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    values = values.combine_chunks()
+    ranks: Ints = pc.rank(values, tiebreaker="dense").to_numpy().astype(np.int64)
+    if values.null_count:
+        ranks[values.is_null().to_numpy(zero_copy_only=False)] = 0
+    return ranks
 
 
 def _row_bytes(table: Any) -> Ints:

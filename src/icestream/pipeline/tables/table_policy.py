@@ -143,4 +143,5 @@ def target_of(
         target_bytes=int(size) if size.isdigit() and int(size) else limits.DATA_FILE_BYTES_TARGET,
         storage=dict(storage),
         mqtt=mqtt,
+        clustering=policy.get("clustering", ""),
     )
