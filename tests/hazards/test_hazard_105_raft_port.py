@@ -61,7 +61,7 @@ async def first_bytes(address: str, context: ssl.SSLContext | None, hello: PeerH
         return b""
 
 
-async def test_hazard_105_nobody_gets_a_byte_of_state(tmp_path: Path) -> None:
+async def test_hazard_105_strangers_get_no_byte_of_state(tmp_path: Path) -> None:
     folder = tmp_path / "pem"
 
     def certificate(name: str, cluster: str = CLUSTER) -> PeerTls:

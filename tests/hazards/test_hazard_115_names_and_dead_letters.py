@@ -73,7 +73,7 @@ async def test_hazard_115_another_principal_does_not_join_a_subscription(served:
     assert record(served).principal == "user:local:alice"
 
 
-async def test_hazard_115_a_subscription_of_nobody_belongs_to_its_first_consumer(served: SecuredBroker) -> None:
+async def test_hazard_115_an_unowned_subscription_belongs_to_its_first_consumer(served: SecuredBroker) -> None:
     await of(served, "operator").create_subscription(ORDERS, "s", SHARED)
     assert record(served).principal == ""
     await subscribe(of(served, "bob"))
@@ -121,7 +121,7 @@ async def fail_once(served: SecuredBroker, count: int) -> None:
         await messages.flush()
 
 
-async def test_hazard_115_letters_wait_when_the_right_of_who_set_them_ended(served: SecuredBroker) -> None:
+async def test_hazard_115_dead_letters_wait_when_their_owner_lost_the_right(served: SecuredBroker) -> None:
     access = served.access
     assert isinstance(access, SecuredAccess)
     await fail_once(served, 1)

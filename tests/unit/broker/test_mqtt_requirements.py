@@ -277,7 +277,7 @@ async def test_r06_rows_do_not_depend_on_the_number_of_sessions() -> None:
 # --- push, back-pressure ---
 
 
-async def test_r09_a_client_that_never_acks_holds_its_window_and_nobody_else() -> None:
+async def test_r09_a_client_that_never_acks_fills_only_its_own_window() -> None:
     broker = await MqttMachine().open_broker()
     silent = await connected(broker, "silent", receive_maximum=5)
     await silent.subscribe("t", qos=1)
@@ -615,7 +615,7 @@ def expiring(seconds: int) -> Properties:
     return Properties([(PropertyId.MESSAGE_EXPIRY_INTERVAL, seconds)])
 
 
-async def test_a_message_expires_and_its_rest_is_told() -> None:
+async def test_a_message_expires_and_a_delivery_has_the_rest_of_its_expiry() -> None:
     machine = MqttMachine()
     broker = await machine.open_broker()
     client, publisher = await durable(broker), await connected(broker, "p")

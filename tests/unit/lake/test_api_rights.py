@@ -141,7 +141,7 @@ async def test_hazard_110_an_operation_needs_the_rights_of_both_sides(
         assert await lake.store.list_all("/catalog/") == before
 
 
-async def test_hazard_121_nobody_commits_to_tables_of_the_broker(tmp_path: Path) -> None:
+async def test_hazard_121_commits_to_tables_of_the_broker_are_denied(tmp_path: Path) -> None:
     async with secured_lake(tmp_path, {"root": ["admin on cluster"]}) as lake:
         body = {"name": "audit", "schema": SCHEMA}
         await lake.catalog.namespaces.create(("system",), {})

@@ -271,7 +271,7 @@ async def test_hazard_110_idempotency_keys_belong_to_a_principal(tmp_path: Path)
 
 
 @pytest.mark.parametrize("caller", ["writer", "root"])
-async def test_hazard_107_nobody_commits_a_round_over_http(tmp_path: Path, caller: str) -> None:
+async def test_hazard_107_a_round_over_http_is_denied(tmp_path: Path, caller: str) -> None:
     async with secured_lake(tmp_path, {"writer": ["all on /shop/orders"], "root": ["admin on cluster"]}) as lake:
         claim = {
             "type": "assert-icestream-range",

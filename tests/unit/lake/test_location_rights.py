@@ -105,7 +105,7 @@ async def test_hazard_109_a_commit_names_files_of_its_own_table_only(tmp_path: P
             assert "outside of the table's location" in refused.json["error"]["message"]
 
 
-async def test_hazard_109_only_an_administrator_registers_files_of_nobody(tmp_path: Path) -> None:
+async def test_hazard_109_only_an_administrator_registers_files_of_no_table(tmp_path: Path) -> None:
     async with secured_lake(tmp_path, RULES) as lake:
         file = (await lake.catalog.tables.load(PLAIN)).location
         await lake.catalog.tables.drop(PLAIN)
@@ -142,7 +142,7 @@ async def test_hazard_110_a_namespace_is_not_placed_inside_of_a_table(tmp_path: 
         assert (await lake.as_("root", "POST", "/v1/namespaces/ns/properties", body)).status == 400
 
 
-async def test_hazard_109_nobody_mixes_files_of_another_table_into_that_of_a_topic(tmp_path: Path) -> None:
+async def test_hazard_109_files_of_another_table_are_refused_in_that_of_a_topic(tmp_path: Path) -> None:
     async with secured_lake(tmp_path, RULES) as lake:
         secret = f"{await location_of(lake, SECRET)}/data/f.parquet"
         for table, path, status in ((ORDERS, "shop/tables/orders", 403), (PLAIN, "ns/tables/t", 200)):

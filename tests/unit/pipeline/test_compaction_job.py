@@ -26,6 +26,7 @@ from icestream.runtime.tasks import ThreadOffload
 from tests.support.compaction import RULE, LocalGroupWriter, add_compaction, compact, data_files
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld
 from tests.support.foreign_engine import ForeignEngine
+from tests.support.held_offload import HeldOffload
 from tests.support.interruptible_driver import DriverKilled, InterruptibleDriver
 
 pytestmark = pytest.mark.asyncio
@@ -100,16 +101,10 @@ async def test_a_table_that_is_compact_is_not_rewritten_again(world: FaultWorld)
 
 async def test_ingest_goes_on_while_files_are_rewritten(world: FaultWorld) -> None:
     """The rewrite is held open; three rounds commit meanwhile, and then it lands on the table as it is."""
-    gate = asyncio.Event()
-
-    class Held:
-        async def run(self, work: Any) -> Any:
-            await gate.wait()
-            return work()
-
-    life = world.driver()
+    life, offload = world.driver(), HeldOffload()
     await ingest(world, life)
-    job = add_compaction(life, offload=Held())
+    offload.hold()
+    job = add_compaction(life, offload=offload)
     await ingest(world, life, 1)
     while not job.is_busy:
         await life.driver.turn()
@@ -117,30 +112,24 @@ async def test_ingest_goes_on_while_files_are_rewritten(world: FaultWorld) -> No
     await ingest(world, life, 3)
     assert job.is_busy
     assert len(await data_files(world)) > len(planned)
-    gate.set()
+    offload.release()
     await compact(life, job, 2)
     assert planned.isdisjoint(await data_files(world))
     await world.check()
 
 
 async def test_the_lease_is_kept_while_files_are_rewritten(world: FaultWorld) -> None:
-    gate = asyncio.Event()
-
-    class Held:
-        async def run(self, work: Any) -> Any:
-            await gate.wait()
-            return work()
-
-    life = world.driver()
+    life, offload = world.driver(), HeldOffload()
     await ingest(world, life)
-    job = add_compaction(life, offload=Held())
+    offload.hold()
+    job = add_compaction(life, offload=offload)
     await ingest(world, life, 1)
     while not job.is_busy:
         await life.driver.turn()
     epoch = life.lease.epoch
     await life.driver.turn()
     assert life.lease.is_held
-    gate.set()
+    offload.release()
     while job.is_busy:
         await life.driver.turn()
     assert life.lease.epoch == epoch
@@ -272,26 +261,14 @@ async def test_a_foreign_compaction_drops_only_the_groups_that_it_hits(world: Fa
     await ingest(world, life)
     before_other = await data_files(world, 2)
 
-    def meddle() -> None:
-        task = asyncio.ensure_future(ForeignEngine(world.catalog, world, "compaction", 1).meddle())
-        pending.append(task)
-
-    pending: list[asyncio.Future[Any]] = []
-    gate = asyncio.Event()
-
-    class Held:
-        async def run(self, work: Any) -> Any:
-            result = work()
-            await gate.wait()
-            return result
-
-    job = add_compaction(life, offload=Held())
+    offload = HeldOffload()
+    offload.hold_results()
+    job = add_compaction(life, offload=offload)
     await ingest(world, life, 1)
     while not job.is_busy:
         await life.driver.turn()
-    meddle()
-    await asyncio.gather(*pending)
-    gate.set()
+    await ForeignEngine(world.catalog, world, "compaction", 1).meddle()
+    offload.release()
     await compact(life, job, 4)
     assert before_other.isdisjoint(await data_files(world, 2))
     assert not life.topics.halted

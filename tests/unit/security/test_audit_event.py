@@ -62,7 +62,7 @@ def test_merging_keeps_every_count_and_the_quotas(events: list[AuditEvent], per_
     assert merge.take(10**7) == []
 
 
-def test_hazard_121_a_flood_of_denials_is_bounded_and_hides_nobody() -> None:
+def test_hazard_121_a_flood_of_denials_is_bounded_and_hides_no_principal() -> None:
     merge = AuditMerge(100)
     for number in range(20_000):
         merge.add(

@@ -175,7 +175,7 @@ async def test_a_role_that_made_the_only_administrators_cannot_lose_that(node: S
 # --- roles and grants ---
 
 
-async def test_a_role_is_deleted_only_when_nobody_has_it(node: SecuredStore) -> None:
+async def test_a_role_is_deleted_only_when_no_principal_has_it(node: SecuredStore) -> None:
     await node.security.put_role("team", [rule("read", "/shop/*")])
     await node.security.create_user("alice", "hash")
     grant_id = await node.security.grant(ALICE, role="team")
@@ -198,7 +198,7 @@ async def test_a_built_in_role_is_fixed(node: SecuredStore, name: str) -> None:
 
 
 @pytest.mark.parametrize("principal", ["anonymous", "danube:danube:x"])
-async def test_hazard_116_who_anybody_can_be_never_administers(node: SecuredStore, principal: str) -> None:
+async def test_hazard_116_principals_without_a_credential_never_administer(node: SecuredStore, principal: str) -> None:
     anybody = Principal.parse(principal)
     for arguments in ({"role": "administrator"}, {"rule": rule("admin", "cluster")}):
         with pytest.raises(errors.InvalidInput, match="cannot administer"):
