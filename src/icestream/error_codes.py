@@ -116,7 +116,7 @@ def http_status(error: errors.IcestreamError) -> int:
 
 
 def iceberg_error(error: errors.IcestreamError) -> tuple[int, str]:
-    return next(said for row in _rows(error) if (said := row.iceberg) is not None)
+    return next(code for row in _rows(error) if (code := row.iceberg) is not None)
 
 
 def grpc_status(error: errors.IcestreamError) -> str:

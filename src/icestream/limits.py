@@ -1315,7 +1315,7 @@ SHARED_KEY_BYTES_MIN: Final = 32
 # What RFC 7518, 3.3 asks of RSA keys.
 RSA_BITS_MIN: Final = 2_048
 
-# Passwords. OWASP's parameters of argon2id: 19 MiB, two passes, one lane; 40 ms on a core of 2024.
+# Passwords. OWASP's parameters of argon2id: 19 MiB, two passes, parallelism 1; 40 ms on a core of 2024.
 PASSWORD_MEMORY_KIB: Final = 19 * 1024
 PASSWORD_CHARACTERS_MIN: Final = 8
 PASSWORD_BYTES_MAX: Final = 1 * KIB

@@ -1,6 +1,5 @@
-"""Backups (ADR 70 to 72): their layout, a run that makes one, and what reads them: verification, inventory, deletion.
+"""Backups (ADR 70 to 72): their layout, the run that makes one, verification, the inventory, deletion, what a restore
+reads. It owns every byte in a target; names and bytes are decided in pure modules (backup_layout.py first).
 
-backup_layout, backup_root, object_list, tail_object, seed_manifest, encryption, table_view  names and bytes; pure
-node_client, backup_target, object_upload, backup_run                                      the run
-stored_backups, backup_verify, inventory_table                                             what a target has
+The broker's part of a backup is `broker/backup_service.py`; `processes.restore_run` puts a restore together.
 """

@@ -93,13 +93,13 @@ class ScanRequests:
 
         Raises LakeAway without a worker or a reply in time, TableUnreadable, or the error that the worker reported.
         """
-        asked = _Question(question, topic, key, value, bytes_max, topic_filters)
-        shared = self._shared.get(asked)
+        pending = _Question(question, topic, key, value, bytes_max, topic_filters)
+        shared = self._shared.get(pending)
         if shared is None:
-            shared = self._shared[asked] = _SharedScan(
-                asyncio.get_running_loop().create_task(self._send_question(asked))
+            shared = self._shared[pending] = _SharedScan(
+                asyncio.get_running_loop().create_task(self._send_question(pending))
             )
-            shared.task.add_done_callback(lambda task: self._on_replied(asked, task))
+            shared.task.add_done_callback(lambda task: self._on_replied(pending, task))
         else:
             metrics.READS_SHARED.value += 1
         shared.readers += 1
@@ -111,14 +111,14 @@ class ScanRequests:
             if not shared.readers:
                 shared.task.cancel()
 
-    def _on_replied(self, asked: _Question, task: asyncio.Task[ScanResponse]) -> None:
+    def _on_replied(self, pending: _Question, task: asyncio.Task[ScanResponse]) -> None:
         # Only requests in flight are shared: a later one may find more in the table.
-        if (shared := self._shared.get(asked)) is not None and shared.task is task:
-            del self._shared[asked]
+        if (shared := self._shared.get(pending)) is not None and shared.task is task:
+            del self._shared[pending]
         if not task.cancelled():
             task.exception()  # it was raised for the readers, if any is left
 
-    async def _send_question(self, asked: _Question) -> ScanResponse:
+    async def _send_question(self, pending: _Question) -> ScanResponse:
         # Waits for the worker inside of a slot: while the lake process is away, at most SCANS_IN_FLIGHT_MAX requests
         # wait for it, and each of the others fails after its turn instead of all of them arriving at once.
         async with self._slots:
@@ -130,8 +130,8 @@ class ScanRequests:
             self._last_number += 1
             return await self._await_reply(
                 ScanRequest(
-                    self._last_number, asked.kind, asked.topic, *asked.key, asked.value, asked.bytes_max,
-                    [*asked.topic_filters],
+                    self._last_number, pending.kind, pending.topic, *pending.key, pending.value, pending.bytes_max,
+                    [*pending.topic_filters],
                 )
             )  # fmt: skip
 

@@ -249,8 +249,8 @@ class _MqttBench:
             self.result.publish_seconds = time.perf_counter() - start
         self.result.add(checks)
         self.result.repeats += doubled
-        wanted = total if group else total * subscribers
-        self.result.missing = wanted - (self.result.consumed - self.result.repeats)
+        expected = total if group else total * subscribers
+        self.result.missing = expected - (self.result.consumed - self.result.repeats)
         self.result.per_member = [check.received for check in checks] if group else []
 
     async def _until_flow(

@@ -51,9 +51,9 @@ def write_login(location: BrokerLocation, token: str) -> Path:
 
 def find_token(location: BrokerLocation) -> str | None:
     """The token that a command sends to this broker; None without a login. Raises ConfigurationError."""
-    named = os.environ.get(TOKEN_FILE_VARIABLE)
-    if named:
-        return _read(Path(named))
+    token_file = os.environ.get(TOKEN_FILE_VARIABLE)
+    if token_file:
+        return _read(Path(token_file))
     path = login_file(location)
     return _read(path) if path.exists() else None
 

@@ -50,8 +50,8 @@ def client_credential(
     """
     if (user is None) != (password is None):
         raise errors.InvalidInput("a user needs a password, and a password a user", hint="pass both")
-    given = [value for value in (token, token_file, user) if value is not None]
-    if len(given) > 1:
+    credentials = [value for value in (token, token_file, user) if value is not None]
+    if len(credentials) > 1:
         raise errors.InvalidInput("two credentials", hint="pass one of token, token_file, and user with password")
     if user is not None and password is not None:
         credential = HelloCredential(user=user, password=password)

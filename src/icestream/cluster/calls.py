@@ -89,8 +89,8 @@ class Calls:
 
     async def get_node_info(self, arguments: Document) -> Document:
         """Identity and state of this node, and what it remembers of the caller."""
-        asking = wire.id_of(arguments, "node") if arguments.get("node") else 0
-        return to_document(self._host.info(asking))
+        caller_id = wire.id_of(arguments, "node") if arguments.get("node") else 0
+        return to_document(self._host.info(caller_id))
 
     async def confirmed(self, arguments: Document) -> Document:
         """Notes the promise of another node (promises.py)."""

@@ -199,9 +199,9 @@ class ClusterNode:
         if stored is not None and not self.is_alone:
             check_mark(self.record, decode_warehouse(stored.value))
 
-    def info(self, asking: int = 0) -> NodeInfo:
-        """Identity and state of this node, and what it remembers of the node `asking`."""
-        remembered = self.memory.remembered(asking) if asking else NONE
+    def info(self, caller_id: int = 0) -> NodeInfo:
+        """Identity and state of this node, and what it remembers of the node `caller_id`."""
+        remembered = self.memory.remembered(caller_id) if caller_id else NONE
         founder = eraftpb.decode_conf(self.identity.conf).voters
         info = NodeInfo(self.id, self.identity.cluster_id, founder[0] if founder else 0, self._options.record.name)
         info = msgspec.structs.replace(

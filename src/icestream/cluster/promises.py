@@ -55,17 +55,17 @@ def present(status: Status) -> Promise:
     return Promise(status["term"], status["last"])
 
 
-def is_quorum(members: Membership, answered: Collection[int]) -> bool:
+def is_quorum(members: Membership, respondents: Collection[int]) -> bool:
     """True if these nodes are a majority of the voters, and of the outgoing voters during a change of members."""
     groups = [group for group in (members.voters, members.voters_outgoing) if group]
-    return all(2 * len(set(group) & set(answered)) > len(group) for group in groups)
+    return all(2 * len(set(group) & set(respondents)) > len(group) for group in groups)
 
 
-def may_take_part(own_id: int, members: Membership, answered: Collection[int]) -> bool:
+def may_take_part(own_id: int, members: Membership, respondents: Collection[int]) -> bool:
     """True if a starting member has heard from enough other nodes to take part.
 
     A voter needs a majority including itself; a node that is not a voter, as far as it knows, needs one voter.
     """
     if own_id in members.voters or own_id in members.voters_outgoing:
-        return is_quorum(members, {own_id, *answered})
-    return bool(set(members.voters) & set(answered))
+        return is_quorum(members, {own_id, *respondents})
+    return bool(set(members.voters) & set(respondents))

@@ -138,8 +138,8 @@ class LocationRights:
     async def _snapshot_paths(
         self, table: TableMetadata | None, snapshot: dict[str, Any], places: Sequence[str]
     ) -> list[str]:
-        named = [snapshot.get("manifest-list"), *(snapshot.get("manifests") or ())]
-        paths = [path for path in named if isinstance(path, str)]
+        locations = [snapshot.get("manifest-list"), *(snapshot.get("manifests") or ())]
+        paths = [path for path in locations if isinstance(path, str)]
         if not all(is_own(path, places) for path in paths) and not await self._rights.is_administrator():
             return paths  # before a file of another table is read
         return await self._catalog.snapshot_paths.named_first(table, snapshot)

@@ -264,9 +264,9 @@ class ServerConnection:
     @property
     def keep_alive_seconds(self) -> int:
         """The keep alive in force, 0 for none."""
-        wanted = self._connect.keep_alive_seconds if self._connect is not None else 0
+        requested_s = self._connect.keep_alive_seconds if self._connect is not None else 0
         bound = self._options.keep_alive_seconds_max
-        return min(wanted or bound, bound) if bound and self.version is _V5 else wanted
+        return min(requested_s or bound, bound) if bound and self.version is _V5 else requested_s
 
     @property
     def silence_seconds_max(self) -> float | None:
@@ -280,8 +280,8 @@ class ServerConnection:
             return 0
         if self.version is not _V5:
             return 0 if self._connect.is_clean_start else None
-        wanted = self._connect.properties.number(PropertyId.SESSION_EXPIRY_INTERVAL) or 0
-        return min(wanted, self._options.session_expiry_seconds_max)
+        requested_s = self._connect.properties.number(PropertyId.SESSION_EXPIRY_INTERVAL) or 0
+        return min(requested_s, self._options.session_expiry_seconds_max)
 
     def data_to_send(self) -> bytes:
         """Takes the bytes that are to be written to the socket, in order."""
@@ -549,8 +549,8 @@ class ServerConnection:
         assert self._connect is not None, "CONNECT is answered once it has arrived"
         if self.keep_alive_seconds != self._connect.keep_alive_seconds:
             entries.append((PropertyId.SERVER_KEEP_ALIVE, self.keep_alive_seconds))
-        wanted = self._connect.properties.number(PropertyId.SESSION_EXPIRY_INTERVAL) or 0
-        if self.session_expiry_seconds != wanted:
+        requested_s = self._connect.properties.number(PropertyId.SESSION_EXPIRY_INTERVAL) or 0
+        if self.session_expiry_seconds != requested_s:
             entries.append((PropertyId.SESSION_EXPIRY_INTERVAL, self.session_expiry_seconds or 0))
         if not options.is_retain_available:
             entries.append((PropertyId.RETAIN_AVAILABLE, 0))

@@ -83,8 +83,8 @@ def match_any(topics: Any, filters: Sequence[str]) -> NDArray[np.bool_]:
         if not has_wildcard(topic_filter):
             is_match |= pc.equal(topics, topic_filter).to_numpy(zero_copy_only=False)
         else:
-            found = pc.match_substring_regex(topics, _regex(topic_filter))
-            is_match |= found.to_numpy(zero_copy_only=False)
+            matches = pc.match_substring_regex(topics, _regex(topic_filter))
+            is_match |= matches.to_numpy(zero_copy_only=False)
     return is_match
 
 

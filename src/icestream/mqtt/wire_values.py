@@ -81,11 +81,11 @@ class Cursor:
         self.position = self.end
         return data
 
-    def _take(self, count: int, what: str) -> bytes:
+    def _take(self, count: int, field: str) -> bytes:
         position = self.position
         end = position + count
         if end > self.end:
-            raise malformed(f"{what} declares {count} bytes, {self.end - position} are left")
+            raise malformed(f"{field} declares {count} bytes, {self.end - position} are left")
         self.position = end
         return self.data[position:end]
 

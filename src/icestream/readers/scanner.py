@@ -190,19 +190,19 @@ class Scanner:
             gaps = _known_gaps(view, request.shard, request.value, next_offset, sections)
         return _missing(view, request.shard, gaps)
 
-    def _find_read_ahead(self, wanted: DecodedWindowKey, end: int, position: int) -> DecodedWindow | None:
+    def _find_read_ahead(self, window_key: DecodedWindowKey, end: int, position: int) -> DecodedWindow | None:
         """Returns a kept window that contains the position and ends before `end`, with the snapshot, shard and filters
-        of `wanted`; windows of older snapshots are dropped.
+        of `window_key`; windows of older snapshots are dropped.
 
         Any position in the window will do: the client may not have used all of the last response, and other readers may
         be behind.
         """
         for key, window in list(self._read_ahead.items()):  # a copy: other threads modify it
-            if key.uuid != wanted.uuid:
+            if key.uuid != window_key.uuid:
                 continue
-            if key.snapshot_id != wanted.snapshot_id:
+            if key.snapshot_id != window_key.snapshot_id:
                 self._read_ahead.pop(key, None)
-            elif key._replace(stop=wanted.stop) == wanted and window.start <= position < window.stop <= end:
+            elif key._replace(stop=window_key.stop) == window_key and window.start <= position < window.stop <= end:
                 return window
         return None
 

@@ -26,12 +26,12 @@ def new_instance(randomness: Randomness) -> str:
     return randomness.token(ID_CHARACTERS // 2).hex()
 
 
-def foreign_broker(expected: str, answered: str | None, where: str) -> errors.ForeignBroker:
+def foreign_broker(expected: str, instance: str | None, where: str) -> errors.ForeignBroker:
     """The error for an answer of another broker.
 
-    `where`: the address that answered, such as `127.0.0.1:8181`. `answered`: its instance id, None if it sent none.
+    `where`: the address that answered, such as `127.0.0.1:8181`. `instance`: its instance id, None if it sent none.
     """
-    responder = f"another broker (instance {answered})" if answered else "a process that does not belong to this broker"
+    responder = f"another broker (instance {instance})" if instance else "a process that does not belong to this broker"
     return errors.ForeignBroker(
         f"{where} is answered by {responder}, not by the broker of instance {expected}",
         hint="two brokers on one machine need ports of their own: stop the other one, or give this one another port "
@@ -39,10 +39,10 @@ def foreign_broker(expected: str, answered: str | None, where: str) -> errors.Fo
     )
 
 
-def check_instance(expected: str, answered: str | None, where: str) -> None:
+def check_instance(expected: str, instance: str | None, where: str) -> None:
     """Raises ForeignBroker unless the answer came from the expected instance.
 
     `expected` is empty for a broker of an older version, which does not send it; then nothing is compared.
     """
-    if expected and answered != expected:
-        raise foreign_broker(expected, answered, where)
+    if expected and instance != expected:
+        raise foreign_broker(expected, instance, where)

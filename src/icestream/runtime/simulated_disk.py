@@ -218,19 +218,19 @@ class SimulatedDisk:
 
     # --- for its files ---
 
-    def step(self, operation: str, what: str) -> None:
+    def step(self, operation: str, file_name: str) -> None:
         """Begins one operation: crashes or fails here if that was requested."""
         if self._crash_in == 0:
             raise Crash
         self._crash_in -= 1
-        self.operations.append((operation, what))
+        self.operations.append((operation, file_name))
         for fault in self._faults:
             if fault[0] == operation:
                 fault[2] = int(str(fault[2])) - 1
                 if fault[2] == -1:
                     self._faults.remove(fault)
                     number = int(str(fault[1]))
-                    raise OSError(number, os.strerror(number), what)
+                    raise OSError(number, os.strerror(number), file_name)
 
     def check_life(self, life: int) -> None:
         if life != self._life:

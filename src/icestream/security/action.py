@@ -48,8 +48,8 @@ def parse_actions(names: Iterable[str]) -> frozenset[Action]:
     for name in names:
         action = next((action for action in Action if action.value == name), None)
         if action is None and name not in GROUPS:
-            known = ", ".join([*GROUPS, *(action.value for action in Action)])
-            raise errors.InvalidInput(f"{name[:100]!r} is not an action", hint=f"actions: {known}")
+            choices = ", ".join([*GROUPS, *(action.value for action in Action)])
+            raise errors.InvalidInput(f"{name[:100]!r} is not an action", hint=f"actions: {choices}")
         actions |= GROUPS[name] if action is None else {action}
     if not actions:
         raise errors.InvalidInput("a rule without an action", hint="for example read, write, produce, consume")

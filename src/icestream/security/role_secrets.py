@@ -39,9 +39,9 @@ def role_secret_file(data_dir: Path, role: str) -> Path:
 def read_role_secret(data_dir: Path, role: str, environment: Mapping[str, str]) -> str:
     """The secret of a process that an operator runs; empty without a file. Raises ConfigurationError for a file that
     cannot be used, or that the environment names and that is absent."""
-    named = environment.get(SECRET_FILE_VARIABLE)
-    path = Path(named) if named else role_secret_file(data_dir, role)
-    return read_secret_file(path).decode("ascii", "replace") if named or path.exists() else ""
+    file_name = environment.get(SECRET_FILE_VARIABLE)
+    path = Path(file_name) if file_name else role_secret_file(data_dir, role)
+    return read_secret_file(path).decode("ascii", "replace") if file_name or path.exists() else ""
 
 
 class RoleSecrets:

@@ -413,8 +413,8 @@ def _check_administrator_left(
         )
 
 
-def _full(what: str, most: int) -> errors.MetadataFull:
-    return errors.MetadataFull(f"there are {most} {what}, which is the maximum", hint="delete those that are not used")
+def _full(kind: str, most: int) -> errors.MetadataFull:
+    return errors.MetadataFull(f"there are {most} {kind}, which is the maximum", hint="delete those that are not used")
 
 
 def local_principal(kind: PrincipalKind, name: str) -> Principal:

@@ -294,8 +294,8 @@ class Settings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _derive(cls, given: Any) -> Any:
-        return with_derived_defaults(given) if isinstance(given, dict) else given
+    def _derive(cls, value: Any) -> Any:
+        return with_derived_defaults(value) if isinstance(value, dict) else value
 
     @classmethod
     def default(cls) -> Self:

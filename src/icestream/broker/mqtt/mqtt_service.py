@@ -522,9 +522,9 @@ class MqttService:
         return f"icestream-{self._randomness.token(12).hex()}"
 
     def _expiry(self, request: ConnectRequest) -> int:
-        wanted = self.options.session_expiry_s_default if request.expiry_s is None else request.expiry_s
+        requested_s = self.options.session_expiry_s_default if request.expiry_s is None else request.expiry_s
         bound = self.options.session_expiry_s_max
-        return min(wanted, bound) if bound != EXPIRY_NEVER else wanted
+        return min(requested_s, bound) if bound != EXPIRY_NEVER else requested_s
 
     async def _new_id(self) -> int:
         if self._next_id >= self._ids_end:

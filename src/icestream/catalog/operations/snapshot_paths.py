@@ -25,13 +25,13 @@ class SnapshotPaths:
 
         Raises InvalidInput for a manifest outside of the warehouse, MetadataFileMissing, MetadataFileDamaged.
         """
-        known: set[str] = set()
+        known_paths: set[str] = set()
         parents = () if table is None else (table.current_snapshot_id, snapshot.get("parent-snapshot-id"))
         for snapshot_id in {parent for parent in parents if isinstance(parent, int)}:
             parent = table.snapshots.find(snapshot_id) if table is not None else None
             if parent is not None:
-                known.update(await self._manifests(parent))
-        manifests = [path for path in await self._manifests(snapshot) if path not in known]
+                known_paths.update(await self._manifests(parent))
+        manifests = [path for path in await self._manifests(snapshot) if path not in known_paths]
         manifest_list = snapshot.get("manifest-list")
         paths = [*([manifest_list] if isinstance(manifest_list, str) else ()), *manifests]
         for manifest in manifests:

@@ -219,9 +219,9 @@ def _permissions_of(role: AccessRole) -> list[str]:
 
 
 def _includes(role: AccessRole, record: RuleRecord) -> bool:
-    wanted = record.parse()
+    permission = record.parse()
     return any(
-        rule.is_administration or (rule.pattern == wanted.pattern and rule.actions >= wanted.actions)
+        rule.is_administration or (rule.pattern == permission.pattern and rule.actions >= permission.actions)
         for rule in role.rules
     )
 

@@ -103,14 +103,14 @@ def parse_sign_request(document: Object) -> SignableRequest:
     region = values.optional_text(document, "region") or ""
     if len(uri) > limits.SIGNED_URI_BYTES_MAX or not uri.isascii() or not uri.isprintable() or "#" in uri:
         raise errors.InvalidInput("the uri to sign is too long, or no URI")
-    named = values.as_object(values.required(document, "headers"), "headers")
-    if len(named) > limits.SIGNED_HEADERS_MAX:
+    header_lists = values.as_object(values.required(document, "headers"), "headers")
+    if len(header_lists) > limits.SIGNED_HEADERS_MAX:
         raise errors.InvalidInput(f"more than {limits.SIGNED_HEADERS_MAX} headers to sign")
     headers: dict[str, str] = {}
-    for name in named:
+    for name in header_lists:
         if name.lower() in headers:
             raise errors.InvalidInput(f"the header {short_repr(name.lower())} occurs twice")
-        headers[name.lower()] = ",".join(values.texts(named, name))
+        headers[name.lower()] = ",".join(values.texts(header_lists, name))
     if any(not (text.isascii() and text.isprintable()) for pair in headers.items() for text in pair):
         raise errors.InvalidInput("headers to sign are printable characters of ASCII")
     return SignableRequest(method, uri, region, headers, _operation(method, urlsplit(uri).query, headers))
@@ -168,8 +168,8 @@ def _hosts(store: StoreOptions, region: str) -> frozenset[str]:
     """Returns the hosts by which the store is reached, with their ports."""
     if store.endpoint is not None:
         return frozenset({urlsplit(store.endpoint).netloc})
-    named = signing_region(store, region)
-    return frozenset(host.format(region=named) for host in _AWS_HOSTS)
+    signed_region = signing_region(store, region)
+    return frozenset(host.format(region=signed_region) for host in _AWS_HOSTS)
 
 
 def signing_region(store: StoreOptions, region: str) -> str:

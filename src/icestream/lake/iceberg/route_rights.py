@@ -133,11 +133,11 @@ async def register_view(_catalog: Catalog, request: IcebergRequest, rights: Cata
 
 
 async def sign_request(catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:
-    delegated, wanted = request.access.delegated, parse_sign_request(request.document())
+    delegated, signable = request.access.delegated, parse_sign_request(request.document())
     if delegated is None:
         raise no_signatures()
-    scope = await signing_scope(catalog, rights, delegated, request.relation, wanted)
-    request.signable = SignableFile(wanted, scope)
+    scope = await signing_scope(catalog, rights, delegated, request.relation, signable)
+    request.signable = SignableFile(signable, scope)
 
 
 async def drop_table(_catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:

@@ -56,15 +56,15 @@ async def issue_token(callers: RequestCallers, request: IcebergRequest, address:
     if request.method != "POST":
         return token_response({"error": "invalid_request", "error_description": "POST is the only method"}, 405)
     try:
-        asked = parse_token_request(request)
+        token_request = parse_token_request(request)
     except errors.InvalidInput as error:
         return token_response({"error": error.hint, "error_description": error.message}, 400)
     except errors.Unauthenticated:
         return _invalid_client()
-    password = asked.credential.password
+    password = token_request.credential.password
     try:
         # A password is verified once, by the login itself.
-        credential = SessionCredential() if password else asked.credential
+        credential = SessionCredential() if password else token_request.credential
         caller = await callers.open(credential, address, LISTENER)
     except errors.Unauthenticated:
         return _invalid_client()
@@ -72,11 +72,11 @@ async def issue_token(callers: RequestCallers, request: IcebergRequest, address:
         if not caller.is_secured:
             return token_response({"error": "unsupported_grant_type", "error_description": _NO_ACCOUNTS}, 400)
         if password:
-            issued = await caller.log_in(asked.credential.user, password)
+            issued = await caller.log_in(token_request.credential.user, password)
             return _token(issued.token, issued.expires_ms * 1000)
-        if caller.is_anonymous or (asked.account and asked.account != caller.principal.name):
+        if caller.is_anonymous or (token_request.account and token_request.account != caller.principal.name):
             return _invalid_client()
-        return _token(asked.credential.token, caller.expires_us)
+        return _token(token_request.credential.token, caller.expires_us)
     except errors.Unauthenticated:
         return _invalid_client()
     except errors.IcestreamError as error:

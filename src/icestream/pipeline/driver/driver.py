@@ -141,19 +141,19 @@ class Driver:
 
     async def _ask_backlog(self, wait_ms: int, halted_ids: Collection[int]) -> Backlog:
         """Asks the broker for the backlog. The call ends early if the driver is woken, and is made again."""
-        asking = asyncio.ensure_future(self._broker.backlog(wait_ms, halted_ids))
-        waking = asyncio.ensure_future(self._woken.wait())
+        backlog_call = asyncio.ensure_future(self._broker.backlog(wait_ms, halted_ids))
+        wake_call = asyncio.ensure_future(self._woken.wait())
         try:
-            await asyncio.wait({asking, waking}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({backlog_call, wake_call}, return_when=asyncio.FIRST_COMPLETED)
             # Without another wait: a stop that comes with the answer does not cut off what follows from it.
-            if asking.done():
-                return asking.result()
+            if backlog_call.done():
+                return backlog_call.result()
         finally:
-            waking.cancel()
+            wake_call.cancel()
             self._woken.clear()
-            if not asking.done():
-                asking.cancel()
-                await asyncio.gather(asking, return_exceptions=True)
+            if not backlog_call.done():
+                backlog_call.cancel()
+                await asyncio.gather(backlog_call, return_exceptions=True)
         return await self._broker.backlog(0, halted_ids)
 
     @property

@@ -57,9 +57,9 @@ def resolve_topics(structure: LearnedStructure, distinct: DistinctTopics) -> Top
     """The stream of each topic by this version of the structure."""
     nodes, is_rest = _walk(structure, distinct)
     ends = np.where(nodes < 0, NO_STREAM, 2 * nodes + is_rest)
-    known, codes = np.unique(ends, return_inverse=True)
-    has_none = int(len(known) > 0 and known[0] == NO_STREAM)
-    keys = [structure.key_of(end // 2, is_rest=bool(end % 2)) for end in known[has_none:].tolist()]
+    distinct_ends, codes = np.unique(ends, return_inverse=True)
+    has_none = int(len(distinct_ends) > 0 and distinct_ends[0] == NO_STREAM)
+    keys = [structure.key_of(end // 2, is_rest=bool(end % 2)) for end in distinct_ends[has_none:].tolist()]
     return TopicStreams(keys, codes.reshape(-1) - has_none)
 
 

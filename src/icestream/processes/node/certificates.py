@@ -48,16 +48,18 @@ class NodeCertificates:
 
     def certificates(self) -> list[Certificate]:
         """One for each setting. An unreadable file is skipped: its listener raises the reason."""
-        found: dict[str, Certificate] = {}
+        certificates: dict[str, Certificate] = {}
         for tls in self.listeners.values():
             if tls.end is not None:
-                found.setdefault(tls.files.setting, Certificate(tls.files.setting, tls.files.certificate, tls.end))
+                certificates.setdefault(
+                    tls.files.setting, Certificate(tls.files.setting, tls.files.certificate, tls.end)
+                )
         for setting, path in self._other_files():
             try:
-                found.setdefault(setting, Certificate(setting, path, end_of_file(path)))
+                certificates.setdefault(setting, Certificate(setting, path, end_of_file(path)))
             except (OSError, errors.DecodeError):
                 continue
-        return list(found.values())
+        return list(certificates.values())
 
     def _other_files(self) -> Iterator[tuple[str, Path]]:
         """Setting and path of the authorities."""
