@@ -49,7 +49,7 @@ class PrincipalOnly(msgspec.Struct):
 
 
 class AccountChange(_WithPassword, kw_only=True):
-    """What is left out stays as it is."""
+    """A change of an account; a field that is left out stays as it is."""
 
     is_disabled: bool | None = None
     password: Annotated[str | None, Doc("Of a user. Its tokens and sessions end.")] = None

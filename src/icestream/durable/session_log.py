@@ -360,7 +360,7 @@ class SessionLog:
 
 
 def _group_of(blocks: Sequence[bytes]) -> BlockGroup:
-    """One block for each shard, not numbered."""
+    """The group of these blocks: one for each shard, not numbered."""
     count = len(blocks)
     rows = [decode_block_head(block).rows for block in blocks]
     unnumbered = [NOT_NUMBERED] * count

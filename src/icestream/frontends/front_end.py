@@ -40,12 +40,12 @@ class NodeView(Protocol):
 
     @property
     def open_door(self) -> BrokerDoor | None:
-        """The same for an early front end: None until the rights of clients are known."""
+        """The door of an early front end; None until the rights of clients are known."""
 
     @property
     def store(self) -> MetadataStore:
-        """For records that belong to the front end itself, such as Danube's client ids. Topics, subscriptions and
-        messages are reached through the broker's use cases only."""
+        """The metadata store, for records that belong to the front end itself, such as Danube's client ids. Topics,
+        subscriptions and messages are reached through the broker's use cases only."""
 
     @property
     def security(self) -> SecurityStore:
@@ -121,7 +121,7 @@ class FrontEnd(ABC):
         yield from ()
 
     def addresses(self) -> dict[str, object]:
-        """The same for programs, by name; None for an address that does not exist."""
+        """The addresses of this front end for programs, by name; None for one that does not exist."""
         return {}
 
 

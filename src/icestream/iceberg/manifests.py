@@ -292,7 +292,7 @@ class ManifestEntry:
 
     @property
     def delete_name(self) -> str:
-        """Of a delete file: what tells it from all others. A Puffin file has a vector for each of many data files."""
+        """The unique name of a delete file. The path is not enough: a Puffin file has vectors of many data files."""
         start, size = self.content_range
         return f"{self.file_path}@{start}" if size else self.file_path
 

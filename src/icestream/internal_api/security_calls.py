@@ -466,7 +466,7 @@ class SecurityCalls:
 
     @implements(api.EXPLAIN_ACCESS)
     async def explain_access(self, caller: Caller, request: api.AccessQuestion) -> api.AccessExplanation:
-        """Also while security is off, which is then the reason. Nothing is recorded: no access was attempted."""
+        """Explains a decision; while security is off, that is the reason. Not recorded: no access was attempted."""
         principal = Principal.parse(request.principal)
         if self._state.is_enabled:
             self._require_self_or_administrator(caller, principal)

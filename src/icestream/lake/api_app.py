@@ -123,8 +123,8 @@ def _add_process_routes(
         return PlainTextResponse("ok\n")
 
     async def check_scraper(request: Request) -> None:
-        """What the process tells about itself in detail needs the right to describe the cluster. Without accounts it
-        needs nothing, also beside lake.token_file: scrapers have no token of the catalog."""
+        """Requires the right to describe the cluster, for what the process tells about itself in detail. Without
+        accounts nothing is required, also beside lake.token_file: scrapers have no token of the catalog."""
         callers: RequestCallers = request.app.state.callers
         authorization = request.headers.getlist("authorization")
         scope = request.scope

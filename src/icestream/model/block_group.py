@@ -1,7 +1,7 @@
 """Blocks that arrived together, of any number of producers for any number of shards: one value for all of them.
 
 A front end that receives many single messages hands them on as groups, so that validation, admission, the log and the
-answers cost little for each of them. A group has a column for each fact, and stands shard by shard:
+answers cost little for each of them. A group has a column for each fact, and is ordered by shard:
 
     blocks       0    1    2    3    4    5
     shards       A    A    A    B    C    C         shard_ends = 3, 4, 6

@@ -91,7 +91,7 @@ class AckedOffsets:
         return (start, end) if start < end else None
 
     def below(self, end: int) -> AckedOffsets:
-        """As much of it as lies below `end`: a stored position never passes what is synced, nor the end of its log."""
+        """The acked offsets below `end`: a stored position never passes what is synced, nor the end of its log."""
         cut = [(low, min(high, end)) for low, high in self.ranges if low < end]
         return AckedOffsets(min(self.position, end), cut)
 

@@ -175,13 +175,13 @@ class Properties:
                 and isinstance(value, int)]  # fmt: skip
 
     def without(self, *identifiers: PropertyId) -> Properties:
-        """The same list without the properties of these identifiers; itself if there are none."""
+        """This list without the properties of these identifiers; itself if there are none."""
         if not any(identifier in identifiers for identifier, _ in self.entries):
             return self
         return Properties(entry for entry in self.entries if entry[0] not in identifiers)
 
     def followed_by(self, *entries: tuple[int, PropertyValue]) -> Properties:
-        """The same list with more entries at its end."""
+        """This list with more entries at its end."""
         return Properties((*self.entries, *entries)) if entries else self
 
     def _first(self, identifier: PropertyId) -> PropertyValue | None:

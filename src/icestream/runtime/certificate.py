@@ -29,7 +29,7 @@ def end_of_file(path: Path) -> datetime:
 
 
 def end_of_text(text: str, path: str) -> datetime:
-    """The same for the contents of the file `path`. Raises DecodeError."""
+    """The earliest expiry of the certificates in the contents of the file `path`. Raises DecodeError."""
     return min(map(end_of, _certificates(text, path)))
 
 

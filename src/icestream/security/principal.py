@@ -39,7 +39,7 @@ class PrincipalKind(Enum):
 
 
 class Principal(NamedTuple):
-    """One that acts. Compared by all three fields."""
+    """An account, service, certificate or the like that acts. Compared by all three fields."""
 
     kind: PrincipalKind
     issuer: str = ""

@@ -535,7 +535,8 @@ class MqttService:
         return self._next_id
 
     def _write_connect(self, plan: changes.ConnectPlan, *, is_stored: bool, synced: SyncBarrier) -> None:
-        """One transaction; with the will of the connection before, if that is due (hazard 65)."""
+        """Writes the records of a CONNECT in one transaction, with the will of the former connection if that is due
+        (hazard 65)."""
         stored_ids = {record.session_id for record in plan.records if self.log.is_stored(record.session_id)}
         if is_stored:
             stored_ids.add(plan.session_id)

@@ -249,7 +249,7 @@ def stored_names(service: MqttService) -> dict[ShardKey, str]:
 
 
 def _stored_in(names: dict[ShardKey, str], key: ShardKey) -> str:
-    """Of a topic that no route names any more only the id is known."""
+    """The name of the topic of a shard; of a topic that no route names any more only the id is known."""
     return names.get(key, f"topic {key.topic_id}")
 
 

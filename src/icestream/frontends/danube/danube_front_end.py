@@ -55,7 +55,7 @@ class DanubeFrontEnd(FrontEnd):
 
     @property
     def connections(self) -> Sequence[RoomState]:
-        """Of each listener that counts them: grpc.aio does not."""
+        """The places of each listener that counts its connections: grpc.aio does not."""
         rooms = [listener.room for listener in (self._listener, self._admin) if listener is not None]
         return [room for room in rooms if room is not None]
 

@@ -96,7 +96,7 @@ class MqttFrontEnd(FrontEnd):
 
     @property
     def web_url(self) -> str:
-        """The same of WebSocket."""
+        """The address of the WebSocket listener for clients on this machine; empty while it is closed."""
         scheme = "ws" if self._node.tls(self.name) is None else "wss"
         address = local_address(self._settings.node.bind_host, self.web_port)
         return f"{scheme}://{address}{self._settings.mqtt.websocket_path}" if self.web_port else ""

@@ -20,7 +20,7 @@ Handler = Callable[[Catalog, IcebergRequest], Awaitable[IcebergResponse]]
 
 
 class IcebergEndpoint(NamedTuple):
-    """What answers the requests of a route, and what asks for the rights that they need before it does."""
+    """The handler of a route, and the check of rights that runs before it."""
 
     handler: Handler
     rights: RouteRights

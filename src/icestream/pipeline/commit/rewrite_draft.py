@@ -40,7 +40,11 @@ async def check_rewrite(commit: TopicCommit, manifests: ManifestCache) -> None:
 
 
 async def check_retention(commit: TopicCommit, manifests: ManifestCache) -> None:
-    """The same for a retention. Contradiction: a removed file may hold rows that are kept."""
+    """Checks a retention against the files of its table, whose manifests are loaded.
+
+    Raises RangeRefused if the table has changed so that it must be planned again; Contradiction if a removed file may
+    hold rows that are kept.
+    """
     changes, committed = await _file_changes(commit, manifests), commit.table.next_offsets
     if gone := set(commit.removed_files) - {file.location for file in changes.removed}:
         raise range_refused(None, "not_live", f"{min(gone)} is not a live file of the table any more")

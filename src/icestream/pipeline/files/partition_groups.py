@@ -96,7 +96,7 @@ def _values(table: Any, field: dict[str, Any], names: dict[int, str]) -> Any:
 
 
 def _plain(value: Any) -> Value:
-    """As a manifest has it: times as numbers."""
+    """The value as a manifest has it: times as numbers."""
     if pa.types.is_timestamp(value.type):
         return None if not value.is_valid else int(value.value)
     plain: Value = value.as_py()

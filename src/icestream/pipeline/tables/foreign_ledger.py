@@ -106,7 +106,7 @@ class ForeignLedger:
         return await self._check(topic.topic_id, topic.name, identifier, tables.load(loaded.metadata), mirror)
 
     async def find(self, topic_id: int, topic: str) -> TopicTable | None:
-        """Of tables in another catalog only those are known that a round has opened: None."""
+        """None: of the tables in another catalog only those are known that a round has opened."""
         return None
 
     async def create_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
