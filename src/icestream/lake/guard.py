@@ -102,6 +102,7 @@ class Guard:
                     if message["type"] == "http.disconnect":
                         return None
                     piece = message.get("body", b"")
+                    # Counted as it arrives: the length that a client declares proves nothing.
                     body += piece
                     self._body_bytes += len(piece)
                     if len(body) > self._policy.body_bytes_max:

@@ -216,6 +216,7 @@ def _gather(data: memoryview, picked: list[int]) -> bytes:
             content = _gather_column(COLUMN_BY_ID[id_], encoding, column_flags, content, rows, picked)
         columns[id_] = (encoding, column_flags, content)
         at += size + -size % 8
+    # The head numbers consecutive rows only: here each row gets its number, and its producer, as a value.
     numbering = decode_block_head(data).numbering
     if numbering is not None:
         columns[envelope.PRODUCER_ID.id] = (CONSTANT, 0, numbering.producer_id.to_bytes(8, "little"))

@@ -93,6 +93,7 @@ class ViewOperations:
             relation_plans.create(identifier, ViewRecord(uuid, "", 0), namespace, entry)
             file = await self._runner.documents.write(view, view.properties, 0)
             transaction = relation_plans.create(identifier, ViewRecord(uuid, file, 0), namespace, entry)
+            # A chosen location may be taken by another change at the same time; a generated one has a UUID.
             if requested is not None:
                 transaction = transaction.with_more([], [PLACES_CHANGED])
             return Attempt(

@@ -81,6 +81,7 @@ class IcebergApp:
         await as_asgi(response)(scope, receive, send)
 
     async def _handle(self, scope: Scope, request: IcebergRequest, route: routes.Route | None) -> IcebergResponse:
+        # Engines read the configuration before they have logged in: it tells them where tokens are.
         is_open = request.path == routes.CONFIG_PATH and request.method == "GET" and not self._tokens
         address = client_address(scope)
         try:
@@ -118,6 +119,7 @@ class IcebergApp:
             allowed = ", ".join(route.methods)
             message = f"method {request.method} not allowed; allowed: {allowed}"
             return responses.status_response(405, message, ((b"allow", allowed.encode()),))
+        # Before the handler runs: its errors would tell what the caller may not see.
         if caller.is_secured:
             request.rights = CatalogRights(self._catalog, caller)
             await endpoint.rights(self._catalog, request, request.rights)
