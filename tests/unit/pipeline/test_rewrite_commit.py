@@ -48,7 +48,11 @@ def rewrite(
     locations = [file.location for file in removed]
     digest = RowDigest(end - start, 1, 1)  # these files have rows in their manifests alone
     return world.round(table, [], [merged])._replace(
-        operation=Operation.REPLACE, removed_files=locations, removed_rows=digest, added_rows=digest
+        operation=Operation.REPLACE,
+        removed_files=locations,
+        removed_rows=digest,
+        added_rows=digest,
+        sequence_number=table.table.fields["last-sequence-number"],
     )
 
 
