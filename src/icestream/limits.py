@@ -1457,6 +1457,10 @@ MQTT_TOPICS_SEEN_BYTES: Final = 32 * MIB
 MQTT_TOPICS_SECOND_CHANCES: Final = 8
 # Routes to topics, in the order in which they are compared with a topic that is not cached.
 MQTT_ROUTES_MAX: Final = 256
+# How long a node dials the one that serves MQTT, for a connection that it passes on.
+MQTT_RELAY_DIAL_SECONDS: Final = 3.0
+# Former generations of the routes that a session may still read in their order; older ones are read with the next.
+MQTT_ROUTE_GENERATIONS_MAX: Final = 64
 # How long CONNECT waits behind a start until messages since the last mark were looked at; they are ten seconds old.
 MQTT_CATCH_UP_SECONDS: Final = 10.0
 # Latencies that `icestream bench mqtt` keeps for each subscriber: enough for a percentile.

@@ -30,6 +30,9 @@ OWN_USE_CASES = {
     "scan_requests",
     "topic_count",
     "provide_route_topic",
+    "mqtt_home",
+    "mqtt_homes",
+    "check_mqtt_home",
     "check_batch",
     "needs_decisions",
 }

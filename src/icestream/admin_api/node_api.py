@@ -15,7 +15,13 @@ class SettingOnly(msgspec.Struct):
 
 
 class NewValue(msgspec.Struct, kw_only=True):
-    value: bool | Annotated[int, NumberBounds(-(2**63), 2**63 - 1)] | Annotated[str, Length(0, 4096)] | None
+    value: (
+        bool
+        | Annotated[int, NumberBounds(-(2**63), 2**63 - 1)]
+        | Annotated[str, Length(0, 4096)]
+        | list[Annotated[str, Length(0, 4096)]]
+        | None
+    )
 
 
 class SetSetting(NewValue, kw_only=True):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
@@ -27,6 +27,7 @@ from icestream.broker.danube_partitions import DanubePartitions, PartitionReques
 from icestream.broker.delivery_health import DeliveryHealth
 from icestream.broker.mqtt.mqtt_options import NO_MQTT, MqttOptions
 from icestream.broker.mqtt.mqtt_service import MqttService
+from icestream.broker.mqtt.route_generations import ROUTES_KEY, decode_routes
 from icestream.broker.name_owner import UNNAMED, NameUser
 from icestream.broker.name_registry import NameRegistry
 from icestream.broker.producer_window import ProducerWindow
@@ -44,6 +45,7 @@ from icestream.broker.topic_registry import TopicRegistry
 from icestream.broker.topic_restore import BackedUpTopic, RestoreRecord
 from icestream.broker.topic_takeover import Takeover
 from icestream.broker.topic_tombstones import ReturnedTopic
+from icestream.cluster.members import NodeRecord
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MetadataStore
 from icestream.model.block import BlockHead
@@ -422,7 +424,8 @@ class Broker:
 
         async def change() -> BrokerTopic:
             if name.namespace not in self.topics.namespaces:
-                await self.topics.create_namespace(name.namespace, PolicyValues())
+                with contextlib.suppress(errors.AlreadyExists):  # another node was faster
+                    await self.topics.create_namespace(name.namespace, PolicyValues())
             topic = await self._provide_topic(name, shards, create=True)
             if topic.policies.mqtt_columns is None:
                 changes = {"mqtt_columns": MqttColumnsPolicy.ON.value}
@@ -430,6 +433,35 @@ class Broker:
             return topic
 
         return await self._changes.run(change)
+
+    def _mqtt_home_topic(self) -> TopicName:
+        """The topic whose node serves MQTT: that of the last route in force, or of the settings before there is one."""
+        value = self.topics.owners.read_local(ROUTES_KEY)
+        return TopicName.parse(decode_routes(value).default_topic if value else self.mqtt.options.replay[-1].topic)
+
+    def mqtt_home(self) -> NodeRecord | None:
+        """The node that serves MQTT, with empty addresses if it is not a member any more; None if it is this one, or
+        the first client decides."""
+        record = self.topics.owners.find_topic(self._mqtt_home_topic())
+        if record is None or self.topics.owners.is_local(record.owner):
+            return None
+        return self.topics.owners.find_node(record.owner) or NodeRecord(record.node, "")
+
+    def check_mqtt_home(self) -> None:
+        """Raises TopicElsewhere if another node serves MQTT."""
+        name = self._mqtt_home_topic()
+        record = self.topics.owners.find_topic(name)
+        if record is not None and not self.topics.owners.is_local(record.owner):
+            raise self.topics.owners.redirect_error(name, record)
+
+    async def mqtt_homes(self) -> AsyncIterator[NodeRecord | None]:
+        """`mqtt_home` now, and whenever it may have changed; of a single node it does not."""
+        if self.topics.owners.is_clustered:
+            revision = await self.store.revision()
+            yield self.mqtt_home()
+            # Topics change rarely, and a look at the local copy costs little.
+            async for _ in self.store.watch(records.TOPICS, revision):
+                yield self.mqtt_home()
 
     def check_batch(self, topic: BrokerTopic, block: bytes, head: BlockHead) -> None:
         """Raises the reason for which the policies of a topic refuse a block that the broker itself has encoded."""

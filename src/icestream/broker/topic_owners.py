@@ -89,6 +89,10 @@ class TopicOwners:
         value = self._local_get(NODES + self.current_owner(owner_id))
         return decode_record(value) if value is not None else None
 
+    def read_local(self, key: str) -> bytes | None:
+        """A value in the local metadata copy."""
+        return self._local_get(key)
+
     def redirect_error(self, name: TopicName, record: records.TopicRecord) -> errors.TopicElsewhere:
         """The redirect error that names the node which serves this topic."""
         node = self.find_node(record.owner)
@@ -98,7 +102,13 @@ class TopicOwners:
                 hint=f"`icestream topic takeover {name}` lets another node serve it with what its table holds, "
                 f"`icestream topic delete {name}` deletes it; messages that only that node's log had are lost",
             )
-        all_addresses = {"node": node.name, "native": node.native, "danube": node.danube, "http": node.http}
+        all_addresses = {
+            "node": node.name,
+            "native": node.native,
+            "danube": node.danube,
+            "http": node.http,
+            "mqtt": node.mqtt,
+        }
         addresses = {protocol: address for protocol, address in all_addresses.items() if address}
         if not self._is_reachable(int(self.current_owner(record.owner), 16)):
             # An HTTP client would follow the redirect to a dead node. Clients of the other protocols keep retrying.

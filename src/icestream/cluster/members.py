@@ -1,7 +1,7 @@
 """Records of nodes, and which of them should be voters. Pure; evaluated repeatedly by the leader.
 
-    key /cluster/nodes/<id>      a document in JSON: name, address (Raft), native, danube, http, warehouse; written by
-                                 the leader for a node that joins, or starts elsewhere
+    key /cluster/nodes/<id>      a document in JSON: name, address (Raft), native, danube, http, mqtt, warehouse;
+                                 written by the leader for a node that joins, or starts elsewhere
     key /cluster/removed/<id>    this node was removed for good: Raft must not reuse an id. Once it is not a member
                                  either, its connections are refused with the reason, and it stops. Empty, or a document
                                  in JSON: successor, the id of the node that has its messages now (rejoin.py)
@@ -48,6 +48,8 @@ class NodeRecord(msgspec.Struct, frozen=True):
     http: str = ""
     warehouse: str = ""  # its location, where that is a directory (shared_warehouse.py)
     warehouse_mark: str = ""  # what the node found in it
+    mqtt: str = ""  # host:port; empty while the node serves no MQTT
+    mqtt_ws: str = ""  # the same for WebSocket
 
 
 def node_key(node_id: int) -> str:

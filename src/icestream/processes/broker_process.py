@@ -41,6 +41,7 @@ from icestream.broker.topic_owners import TopicOwners
 from icestream.catalog.tokens import read_tokens
 from icestream.cluster.cluster_node import ClusterNode
 from icestream.frontends.danube.danube_front_end import DanubeFrontEnd
+from icestream.frontends.mqtt.mqtt_front_end import MqttFrontEnd
 from icestream.frontends.native.native_front_end import NativeFrontEnd
 from icestream.frontends.native.native_listener import NativeListener
 from icestream.metadata import eraftpb
@@ -189,6 +190,10 @@ class BrokerNode:
     def danube(self) -> DanubeFrontEnd:
         return self.services.front_end(DanubeFrontEnd)
 
+    @property
+    def mqtt(self) -> MqttFrontEnd:
+        return self.services.front_end(MqttFrontEnd)
+
     def _log_location(self) -> LogLocation:
         """Where tasks of the pipeline read the log. Each start has a new secret."""
         address = advertised_address(self.settings, self.services.http.port)
@@ -229,13 +234,17 @@ class BrokerNode:
             raise
         try:
             await check_accounts(settings, node.store, node.cluster)
+            await services.load_settings(node)
             await node.broker.start()
             if node.deferred_table_checks is not None:
                 node.deferred_table_checks.start()
             await services.attach(node)
             await services.open_front_ends()
             if node.cluster is not None:
-                node.cluster.announce(node_record(settings, node.native.port, node.danube.url))
+                mqtt = node.mqtt
+                node.cluster.announce(
+                    node_record(settings, node.native.port, node.danube.url, mqtt.port, mqtt.web_port)
+                )
         except BaseException:
             await node.stop()
             raise

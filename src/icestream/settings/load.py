@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from icestream.settings import layers
-from icestream.settings.keys import KEYS, SECRET_MASK, value_at
+from icestream.settings.keys import KEYS, SECRET_MASK, Kind, value_at
 from icestream.settings.layers import LayerEntry
 from icestream.settings.secret_source import is_reference, resolve
 from icestream.settings.section import Broken, BrokenRules
@@ -68,13 +68,17 @@ def change(settings: Settings, changes: Mapping[str, object]) -> tuple[Settings 
     unfit = [
         SettingProblem(path, f"must be {KEYS[path].allowed}", stored)
         for path, value in changes.items()
-        if not isinstance(value, str | int | None)  # a list or a map has no meaning for any key that may change
+        if not (_is_texts(value) if KEYS[path].kind is Kind.LIST else isinstance(value, str | int | None))
     ]
     if unfit:
         return None, unfit
     entries = {path: LayerEntry(key, value_at(settings, path), DEFAULT) for path, key in KEYS.items()}
     entries |= {path: LayerEntry(KEYS[path], value, stored) for path, value in changes.items()}
     return _validate(entries)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _validate(entries: Mapping[str, LayerEntry]) -> tuple[Settings | None, list[SettingProblem]]:

@@ -16,7 +16,7 @@ from pydantic import Field, StrictBool
 from icestream import errors, limits
 from icestream.model.topic_name import TopicName
 from icestream.settings import text, units
-from icestream.settings.section import Broken, Section
+from icestream.settings.section import ONLINE, Broken, Section
 
 _SIZE = units.size(0)
 _EXPIRY = units.duration("s", 0, 0xFFFF_FFFF)
@@ -99,7 +99,8 @@ class MqttSection(Section):
         description="Which messages are stored in which topic, and so in which table; of several routes the first "
         "whose filter matches. `sensors/# qos 1 -> /plant/sensors` leaves messages of QoS 0 out. What matches none is "
         "stored only for sessions that subscribe to it with QoS 1 or 2, in the topic of the last route. Quote it: YAML "
-        "reads ` #` as a comment.",
+        "reads ` #` as a comment. A change while the broker runs disconnects all clients of MQTT once.",
+        json_schema_extra=ONLINE,
     )
     shards: Annotated[int, units.count(1, limits.SHARDS_PER_TOPIC_MAX)] = Field(
         default=limits.MQTT_SHARDS_DEFAULT,

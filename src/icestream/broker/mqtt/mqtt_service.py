@@ -8,6 +8,7 @@
     restore   the log of a backup is appended while nothing is open here; until its end nothing opens (ADR 83)
     timers    wills and expiry, by elapsed node time
     end       of a session: ENDING, will, what shared groups take back, ENDED; a start goes on where it stopped (R28)
+    routes    other ones end every connection, close what is open and open it again, as a stop and a start (ADR 82)
 
 If an append of the session log fails, what memory has is not what the log has: every client is disconnected without
 acks, and the next CONNECT opens the log again (ADR 60).
@@ -19,6 +20,7 @@ import asyncio
 import contextlib
 import heapq
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from icestream import errors, limits
@@ -33,11 +35,12 @@ from icestream.broker.mqtt.message_rows import (
     delivery_packet,
     encode_messages,
 )
-from icestream.broker.mqtt.mqtt_options import MqttOptions
+from icestream.broker.mqtt.mqtt_options import MqttOptions, ReplayRoute
 from icestream.broker.mqtt.mqtt_session import MqttSession
 from icestream.broker.mqtt.publish_burst import BurstStore
 from icestream.broker.mqtt.replay_start import ReplayStart, StartKind
 from icestream.broker.mqtt.retained_log import RetainedLog
+from icestream.broker.mqtt.route_generations import RouteGenerations, RouteRecord
 from icestream.broker.mqtt.seen_topics import SeenTopics
 from icestream.broker.mqtt.shard_feed import LiveRow, SectionRows, ShardFeed, SubscriberIndex
 from icestream.broker.mqtt.shared_group import GROUP_PREFIX, SharedGroup, read_row
@@ -86,6 +89,9 @@ class TopicProvider(Protocol):
     async def provide_route_topic(self, name: TopicName, shards: int) -> BrokerTopic:
         """The topic, created if it is missing. Raises TopicElsewhere if another node serves it."""
 
+    def check_mqtt_home(self) -> None:
+        """Raises TopicElsewhere if another node serves MQTT."""
+
     def check_batch(self, topic: BrokerTopic, block: bytes, head: BlockHead) -> None:
         """Raises the reason for which the policies of the topic refuse a block."""
 
@@ -125,6 +131,8 @@ class MqttService:
         self._flush_alarm = Alarm(clock, self._tasks, self._flush)
         self._opening: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._changing_routes = asyncio.Lock()
+        self._generations = RouteGenerations(store)
         # Whether a will may still be published: its owner, client id, topic, and the topic that stores it.
         self.is_will_allowed: Callable[[rec.SessionOwner | None, str, str, TopicName], bool] = lambda *will: True
         self._reset()
@@ -191,24 +199,73 @@ class MqttService:
     async def stop(self) -> None:
         """Ends the connections with 0x8B, and writes what is staged. Sessions and wills stay (hazard 73)."""
         self._is_closing = True
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
+        await self._close(ReasonCode.SERVER_SHUTTING_DOWN, "the broker is shutting down")
+        self._alarm.close()
+        await self._tasks.stop()
+
+    async def _close(self, reason_code: ReasonCode, reason: str) -> None:
+        """Ends the connections, and writes what is staged. Sessions and wills stay."""
         for client in list(self._clients.values()):
-            client.link.disconnect(ReasonCode.SERVER_SHUTTING_DOWN, "the broker is shutting down")
+            client.link.disconnect(reason_code, reason)
             if not client.is_over:
                 client.close()
                 self._leave(client, is_normal=False, keeps_will=True)
-        self._alarm.close()
+        for reader in [*self._sessions.values(), *self._groups.values()]:
+            reader.stop()
         for feed in self.feeds.values():
             feed.close()
-        if self._is_open:
-            try:
-                for key, feed in self.feeds.items():
-                    self.retained.pass_rows(key, feed.position)
-                self._beat()
-                await self._retained_log.write()
-                await self.log.close()
-            except errors.IcestreamError as error:
-                _log.warning("the state of MQTT sessions could not be written at the stop", error=str(error))
-        await self._tasks.stop()
+        if not self._is_open:
+            return
+        try:
+            for key, feed in self.feeds.items():
+                self.retained.pass_rows(key, feed.position)
+            self._beat()
+            self._is_open = False
+            await self._retained_log.write()
+            await self.log.close()
+        except errors.IcestreamError as error:
+            self._is_open = False
+            _log.warning("the state of MQTT sessions could not be written", error=str(error))
+
+    def begin_route_change(self, replay: tuple[ReplayRoute, ...]) -> None:
+        """As `change_routes`, in the background; an error is logged, and the former routes stay in force."""
+        if self._is_open or self._opening is not None:
+            self._tasks.start(self._try_route_change(replay), "mqtt routes")
+        else:
+            self.options = replace(self.options, replay=replay)
+
+    async def _try_route_change(self, replay: tuple[ReplayRoute, ...]) -> None:
+        try:
+            await self.change_routes(replay)
+        except errors.IcestreamError as error:
+            _log.error(
+                "the routes of MQTT stay as they were", error=str(error), hint=error.hint or "set mqtt.replay again"
+            )
+
+    async def change_routes(self, replay: tuple[ReplayRoute, ...]) -> None:
+        """Stores messages by other routes from now on. Clients are disconnected, and find their sessions when they
+        come back; what former routes stored for a session comes first (hazard 64).
+
+        Raises TopicElsewhere and others if a topic of the routes cannot be had: then the former ones stay in force.
+        """
+        async with self._changing_routes:
+            if self._opening is not None:
+                await asyncio.wait({self._opening})
+            if self._is_open and not self._is_closing and replay != self.options.replay:
+                for route in replay:  # before anything has ended
+                    await self._topics.provide_route_topic(TopicName.parse(route.topic), self.options.shards)
+                self.options = replace(self.options, replay=replay)
+                self._opening = asyncio.get_running_loop().create_task(self._reopen(), name="mqtt routes")
+                self._opening.add_done_callback(self._opened)
+                await asyncio.shield(self._opening)
+            self.options = replace(self.options, replay=replay)
+
+    async def _reopen(self) -> None:
+        await self._close(ReasonCode.ADMINISTRATIVE_ACTION, "messages are stored elsewhere from now on: connect again")
+        if not self._is_closing:
+            await self._open()
 
     async def _ensure_open(self) -> None:
         """Opens once; concurrent callers wait for the same attempt. Raises the reason of a failed one."""
@@ -230,14 +287,15 @@ class MqttService:
                 f"the MQTT sessions of backup {entry.value.decode()} are being restored",
                 hint="connect when `icestream backup restore` has ended; repeat it if it was interrupted",
             )
-        routes = []
+        self._topics.check_mqtt_home()
+        replay = self.options.replay
         targets: dict[TopicName, RouteTarget] = {}
-        for route in self.options.replay:
-            name = TopicName.parse(route.topic)
-            if name not in targets:
-                topic = await self._topics.provide_route_topic(name, self.options.shards)
-                targets[name] = RouteTarget(topic, tuple(map(topic.shard_key, range(topic.record.shards))))
-            routes.append((route, targets[name]))
+        # The last first: of two nodes whose first clients come at the same time, one gets it, and all topics.
+        for name in dict.fromkeys(TopicName.parse(route.topic) for route in reversed(replay)):
+            topic = await self._topics.provide_route_topic(name, self.options.shards)
+            targets[name] = RouteTarget(topic, tuple(map(topic.shard_key, range(topic.record.shards))))
+        routes = [(route, targets[TopicName.parse(route.topic)]) for route in replay]
+        await self._generations.load()
         self._reset()
         self.routes = RouteTable(routes)
         self.storage.declare_topic(STATE_TOPIC, 2)
@@ -257,7 +315,7 @@ class MqttService:
             for key in state.shards() - self.feeds.keys():
                 with contextlib.suppress(errors.UnknownTopic):  # deleted since: nothing of it can be sent
                     self._add_feed(key, "")
-                    self.feeds[key].is_former = True
+        await self._begin_generation(routes)
         self._extend_subscriptions([key for target in targets.values() for key in target.keys])
         await self._begin_views()
         self._restore_sessions()
@@ -268,48 +326,31 @@ class MqttService:
             feed.start()
         self._tasks.start(self._run_beats(self.log), "mqtt beats")
 
-    # --- backup and restore ---
+    async def _begin_generation(self, routes: Sequence[tuple[ReplayRoute, RouteTarget]]) -> None:
+        """Records the routes before they store anything, and where former ones ended (hazard 64)."""
+        present = [
+            RouteRecord(route.filter, route.min_qos, str(target.topic.name), target.topic.record.id, len(target.keys))
+            for route, target in routes
+        ]
+        await self._generations.begin(present, self._end_of, self._is_owed_below)
+        for key, feed in self.feeds.items():
+            feed.former = self._generations.former_of(key)
 
-    async def write_state(self) -> None:
-        """Writes marks and retained messages now, so that a backup has them beside the messages."""
-        if self._is_open:
-            await self._write_marks()
+    def _end_of(self, key: ShardKey) -> int | None:
+        try:
+            return self.storage.shard_stream(key).visible
+        except errors.UnknownTopic:
+            return None
 
-    async def restore_state(self, backup_id: str, shard: int, blocks: Sequence[bytes]) -> None:
-        """Appends transactions of a backup to a shard of the state topic; repeating them changes nothing.
-
-        Raises AlreadyExists once MQTT was used on this node, Refused while another backup is restored.
-        """
-        entry = await self._store.get(RESTORED_SESSIONS)
-        if entry is None:
-            if self._is_open or self._opening is not None or self._has_state():
-                raise errors.AlreadyExists(
-                    "MQTT sessions exist on this node", hint="restore them into a broker that no MQTT client has met"
-                )
-            await self._store.put(RESTORED_SESSIONS, backup_id.encode())
-        elif entry.value != backup_id.encode():
-            raise errors.Refused(
-                f"the MQTT sessions of backup {entry.value.decode()} are being restored", hint="complete that restore"
-            )
-        self.storage.declare_topic(STATE_TOPIC, 2)
-        for block in blocks:
-            rows = decode_block_head(block).rows
-            group = BlockGroup([len(block)], [rows], [NOT_NUMBERED], [0], [NOT_NUMBERED], [1])
-            await self.storage.store_group([ShardKey(STATE_TOPIC_ID, shard)], block, group)
-
-    def _has_state(self) -> bool:
-        return any(
-            self.storage.has_shard(key) and self.storage.shard_stream(key).visible for key in (_SESSIONS, _RETAINED)
+    def _is_owed_below(self, key: ShardKey, offset: int) -> bool:
+        """True if a session may be owed a row below an offset."""
+        feed = self.feeds.get(key)
+        if feed is None:
+            return False
+        sessions = self.log.table.sessions.values()
+        return feed.offer_start < offset or any(
+            state.owed(key) != NO_OFFSET and state.owed(key) < offset for state in sessions if key in state.shards()
         )
-
-    async def end_restore(self, backup_id: str) -> None:
-        """Opens what was restored, if MQTT is on."""
-        entry = await self._store.get(RESTORED_SESSIONS)
-        if entry is None or entry.value != backup_id.encode():
-            return
-        await self.storage.wait_durable()
-        await self._store.delete(RESTORED_SESSIONS)
-        await self.start()
 
     def _extend_subscriptions(self, keys: Sequence[ShardKey]) -> None:
         """Subscriptions of earlier runs reach the shards of new routes, before anything is published there."""
@@ -412,6 +453,49 @@ class MqttService:
             reader.stop()
         self._clients.clear()
 
+    # --- backup and restore ---
+
+    async def write_state(self) -> None:
+        """Writes marks and retained messages now, so that a backup has them beside the messages."""
+        if self._is_open:
+            await self._write_marks()
+
+    async def restore_state(self, backup_id: str, shard: int, blocks: Sequence[bytes]) -> None:
+        """Appends transactions of a backup to a shard of the state topic; repeating them changes nothing.
+
+        Raises AlreadyExists once MQTT was used on this node, Refused while another backup is restored.
+        """
+        entry = await self._store.get(RESTORED_SESSIONS)
+        if entry is None:
+            if self._is_open or self._opening is not None or self._has_state():
+                raise errors.AlreadyExists(
+                    "MQTT sessions exist on this node", hint="restore them into a broker that no MQTT client has met"
+                )
+            await self._store.put(RESTORED_SESSIONS, backup_id.encode())
+        elif entry.value != backup_id.encode():
+            raise errors.Refused(
+                f"the MQTT sessions of backup {entry.value.decode()} are being restored", hint="complete that restore"
+            )
+        self.storage.declare_topic(STATE_TOPIC, 2)
+        for block in blocks:
+            rows = decode_block_head(block).rows
+            group = BlockGroup([len(block)], [rows], [NOT_NUMBERED], [0], [NOT_NUMBERED], [1])
+            await self.storage.store_group([ShardKey(STATE_TOPIC_ID, shard)], block, group)
+
+    def _has_state(self) -> bool:
+        return any(
+            self.storage.has_shard(key) and self.storage.shard_stream(key).visible for key in (_SESSIONS, _RETAINED)
+        )
+
+    async def end_restore(self, backup_id: str) -> None:
+        """Opens what was restored, if MQTT is on."""
+        entry = await self._store.get(RESTORED_SESSIONS)
+        if entry is None or entry.value != backup_id.encode():
+            return
+        await self.storage.wait_durable()
+        await self._store.delete(RESTORED_SESSIONS)
+        await self.start()
+
     # --- retained messages ---
 
     def _fold(self, feed: ShardFeed, offset: int, row: MqttMessage) -> None:
@@ -442,6 +526,8 @@ class MqttService:
         expiry_s = self._expiry(request)
         owner = owner_of(access)
         new_id = await self._new_id()  # before the look at the table: nothing is awaited between look and change
+        if not self._is_open:
+            raise errors.NotReady("MQTT is opened again", hint="connect again in a moment")
         current = self.log.table.of_client(client_id)
         if current is not None and current.owner is not None and owner is not None:
             self._check_owner(current.owner, owner, access)
@@ -1047,6 +1133,10 @@ class MqttService:
                 reader.repair()
 
     # --- views ---
+
+    def check_home(self) -> None:
+        """Raises TopicElsewhere if another node serves MQTT: the sessions are there."""
+        self._topics.check_mqtt_home()
 
     def uses_topic(self, name: TopicName) -> bool:
         """True if a route stores messages in the topic, or sessions are owed messages of it."""

@@ -567,11 +567,15 @@ class SessionReader:
         return [job for job in jobs if job[1] in self._host.feeds]
 
     def _former_jobs(self) -> list[tuple[int, ShardKey]]:
-        """Shards of the oldest former route that it has not read to the end: what came later waits (hazard 64)."""
+        """Shards with rows of the oldest former generation of the routes: what came later waits (hazard 64)."""
         feeds = self._host.feeds
-        former = [key for key in self._detached if key in feeds and feeds[key].is_former]
-        oldest = min((key.topic_id for key in former), default=0)
-        return [(MAIN_READER, key) for key in former if key.topic_id == oldest]
+        former = {
+            key: generation
+            for key, offset in self._detached.items()
+            if key in feeds and (generation := feeds[key].former.generation_at(offset))
+        }
+        oldest = min(former.values(), default=0)
+        return [(MAIN_READER, key) for key, generation in former.items() if generation == oldest]
 
     def _reader_position(self, reader: int, key: ShardKey) -> int:
         return self._detached[key] if reader == MAIN_READER else self.state.position(key, reader)
@@ -594,6 +598,8 @@ class SessionReader:
             if not self.is_online or not self._has_job(reader, key):
                 return
         end = min(end, feed.position)  # the rest is the feed's
+        if reader == MAIN_READER:
+            end = feed.former.end_after(position, end)
         batch = RowBatch()
         position = self._select(reader, feed, sections, position, end, batch)
         if reader == MAIN_READER and (owed := self._owed.get(key)) is not None:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from icestream import errors, limits
 from icestream.broker.mqtt.feed_marks import FeedMarks
 from icestream.broker.mqtt.message_rows import BlockMessages, MqttMessage
+from icestream.broker.mqtt.route_generations import NO_FORMER
 from icestream.broker.mqtt.seen_topics import SeenTopics
 from icestream.broker.storage import ShardStream
 from icestream.durable.iterator import section_blocks
@@ -184,7 +185,7 @@ class ShardFeed:
         self._reading: asyncio.Task[None] | None = None
         self._is_closed = False
         self.is_caught_up = False  # with what was visible when the node started
-        self.is_former = False  # of a route that the settings do not name any more
+        self.former = NO_FORMER  # where former generations of the routes ended
         self.on_moved: Callable[[int], None] = lambda rows: None  # how many offsets it has passed now
         self._moved: list[asyncio.Future[None]] = []
 

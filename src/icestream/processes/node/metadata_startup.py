@@ -128,7 +128,9 @@ async def _add_warehouse_mark(options: ClusterOptions, settings: Settings) -> Cl
     return dataclasses.replace(options, record=record)
 
 
-def node_record(settings: Settings, native_port: int, danube_url: str) -> NodeRecord:
+def node_record(
+    settings: Settings, native_port: int, danube_url: str, mqtt_port: int = 0, mqtt_ws_port: int = 0
+) -> NodeRecord:
     """The node record for the cluster, without the Raft address. A port that is not open yet is left out."""
     lake = settings.ports.lake if settings.lake.managed else 0
     return NodeRecord(
@@ -137,6 +139,8 @@ def node_record(settings: Settings, native_port: int, danube_url: str) -> NodeRe
         advertised_address(settings, native_port) if native_port else "",
         danube_url,
         f"{_scheme(settings, 'lake')}://{advertised_address(settings, lake)}" if lake else "",
+        mqtt=advertised_address(settings, mqtt_port) if mqtt_port else "",
+        mqtt_ws=advertised_address(settings, mqtt_ws_port) if mqtt_ws_port else "",
     )
 
 
@@ -155,7 +159,13 @@ def _cluster_options(
         seeds=settings.meta_store.seed_nodes,
         join=join,
         join_token=settings.meta_store.join_token.get_secret_value() if settings.meta_store.join_token else "",
-        record=node_record(settings, settings.ports.native, url),
+        record=node_record(
+            settings,
+            settings.ports.native,
+            url,
+            settings.ports.mqtt if settings.mqtt.enable else 0,
+            settings.ports.mqtt_ws if settings.mqtt.enable else 0,
+        ),
         certificates=certificates,
         certified_cluster=settings.meta_store.tls_cluster or "",
     )

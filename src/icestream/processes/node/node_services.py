@@ -90,6 +90,7 @@ class NodeServices:
         self.certificates = NodeCertificates(settings)
         self.front_ends = [front_end(settings, self) for front_end in FRONT_ENDS]
         self.online: OnlineSettings | None = None
+        self._settings_revision = 0
         self.local: NativeListener | None = None
         self.lake: ChildProcess | None = None
         self.lake_probe: LakeProbe | None = None
@@ -230,6 +231,13 @@ class NodeServices:
             if not front_end.is_early:
                 await front_end.listen()
 
+    async def load_settings(self, node: BrokerNode) -> None:
+        """Applies the stored settings, before the broker starts with them."""
+        self.online = OnlineSettings(
+            self._settings, self._origins, node.store, partial(apply_settings, node.broker, node.log)
+        )
+        self._settings_revision = await self.online.load()
+
     async def attach(self, node: BrokerNode) -> None:
         """Called when the broker has started and no client is connected yet."""
         self._node = node
@@ -237,11 +245,8 @@ class NodeServices:
         self._is_policy_known = True
         self._tasks.start(node.policy_watch.follow(revision), "policy")
         self._tasks.start(node.policy_watch.tick(), "policy-tick")
-        self.online = OnlineSettings(
-            self._settings, self._origins, node.store, partial(apply_settings, node.broker, node.log)
-        )
-        revision = await self.online.load()
-        self._tasks.start(self.online.follow(revision), "settings")
+        assert self.online is not None, "load_settings comes first"
+        self._tasks.start(self.online.follow(self._settings_revision), "settings")
         if self._settings.storage.type != "memory" or self._settings.lake.managed:
             await self._listen_locally(node, self.online)
 

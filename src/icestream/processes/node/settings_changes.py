@@ -11,7 +11,7 @@ from typing import Final
 
 from icestream.broker.service import Broker
 from icestream.observability.log import change_log_level, get_logger
-from icestream.processes.component_options import broker_options, log_options
+from icestream.processes.component_options import broker_options, log_options, mqtt_options
 from icestream.settings import KEYS, Settings, value_at
 from icestream.wal.write_ahead_log import WriteAheadLog
 
@@ -25,7 +25,8 @@ WAL: Final = frozenset(
         "retention_step_percent", "warm_ms", "warm_bytes",
     )
 )  # fmt: skip
-APPLIED: Final = LOG_MESSAGES | BROKER | WAL
+MQTT: Final = frozenset({"mqtt.replay"})
+APPLIED: Final = LOG_MESSAGES | BROKER | WAL | MQTT
 # Nothing to do in this process: a backup reads its settings when it begins (backup_options), and the pipeline asks for
 # changed `writer_` settings itself.
 NOT_APPLIED: Final = ("backup.iceberg.", f"{_ICEBERG}.writer_")
@@ -33,7 +34,8 @@ _log = get_logger("config")
 
 
 def apply_settings(broker: Broker, log: WriteAheadLog | None, old: Settings, new: Settings) -> None:
-    """The settings are in force when this returns; `WriteAheadLog.change_options` says what that means for the log."""
+    """The settings are in force when this returns; `WriteAheadLog.change_options` says what that means for the log. The
+    routes of MQTT follow in a moment."""
     changed = {path for path in KEYS if value_at(old, path) != value_at(new, path)}
     if changed & LOG_MESSAGES:
         change_log_level(new.log.level, new.log.format)
@@ -42,5 +44,7 @@ def apply_settings(broker: Broker, log: WriteAheadLog | None, old: Settings, new
         broker.options = replace(broker.options, auto_create_topics=options.auto_create_topics)
     if changed & WAL and log is not None:
         log.change_options(log_options(new))
+    if changed & MQTT:
+        broker.mqtt.begin_route_change(mqtt_options(new).replay)
     for path in sorted(changed):
         _log.info("setting changed", key=path, value=KEYS[path].show(value_at(new, path)))
