@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.memory_storage import MemoryStorage
+from icestream.broker.mqtt.mqtt_options import NO_MQTT, MqttOptions
 from icestream.broker.service import Broker
 from icestream.broker.topic_owners import TopicOwners
 from icestream.cluster.members import NodeRecord, encode_record, node_key
@@ -34,7 +35,7 @@ class TwoNodes:
         return f"127.0.0.1:{first.port}", f"127.0.0.1:{second.port}"
 
 
-def broker_of(store: MemoryStore, node_id: int) -> Broker:
+def broker_of(store: MemoryStore, node_id: int, mqtt: MqttOptions = NO_MQTT) -> Broker:
     def peek(key: str) -> bytes | None:
         entry = store._machine.get(key)
         return entry.value if entry is not None else None
@@ -42,13 +43,13 @@ def broker_of(store: MemoryStore, node_id: int) -> Broker:
     clock = SystemClock()
     owners = TopicOwners(f"{node_id:016x}", f"{FIRST:016x}", peek)
     options = BrokerOptions(node=f"node-{node_id:x}")
-    return Broker(options, store, MemoryStorage(store, clock, 10_000), clock, owners)
+    return Broker(options, store, MemoryStorage(store, clock, 10_000), clock, owners, mqtt)
 
 
 @asynccontextmanager
-async def two_nodes(store: MemoryStore | None = None) -> AsyncIterator[TwoNodes]:
+async def two_nodes(store: MemoryStore | None = None, mqtt: MqttOptions = NO_MQTT) -> AsyncIterator[TwoNodes]:
     store = store or FaultyStore(SystemClock(), survives_close=True)
-    brokers = [broker_of(store, FIRST), broker_of(store, SECOND)]
+    brokers = [broker_of(store, FIRST, mqtt), broker_of(store, SECOND, mqtt)]
     listeners = []
     for node_id, broker in zip((FIRST, SECOND), brokers, strict=True):
         await broker.start()

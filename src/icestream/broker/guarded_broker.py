@@ -26,7 +26,7 @@ The broker's own work, such as writing dead letters, uses `Broker`: it has no se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -53,6 +53,7 @@ from icestream.broker.topic_registry import unknown_namespace
 from icestream.broker.topic_restore import BackedUpTopic, RestoreRecord
 from icestream.broker.topic_takeover import Takeover
 from icestream.broker.topic_tombstones import ReturnedTopic
+from icestream.cluster.members import NodeRecord
 from icestream.durable.session_records import SessionOwner
 from icestream.model.block import BlockHead
 from icestream.model.block_group import BlockGroup
@@ -196,6 +197,14 @@ class BrokerDoor:
     @property
     def policy_revision(self) -> int:
         return self._access_control.policy.revision
+
+    def mqtt_home(self) -> NodeRecord | None:
+        """The node to which clients of MQTT are passed on; None if this one serves them."""
+        return self._broker.mqtt_home()
+
+    def mqtt_homes(self) -> AsyncIterator[NodeRecord | None]:
+        """The same now, and whenever it may have changed."""
+        return self._broker.mqtt_homes()
 
     async def authenticate(self, credential: Credential | None, address: str, listener: str) -> GuardedBroker:
         """The use cases for a client. Raises Unauthenticated; Refused where too many logins wait."""

@@ -32,8 +32,14 @@ class GuardedMqtt:
     """The listings of mqtt_views.py, and what operators do; each may raise PermissionDenied too."""
 
     def __init__(self, service: MqttService, session: AccessSession) -> None:
-        self._service = service
+        self._mqtt = service
         self._session = session
+
+    @property
+    def _service(self) -> MqttService:
+        """Raises TopicElsewhere if another node of the cluster serves MQTT: what there is to see is there."""
+        self._mqtt.check_home()
+        return self._mqtt
 
     async def sessions(self, request: api.PageMqttSessions) -> Listing[api.MqttSessionSummary]:
         self._session.require(Action.DESCRIBE, CLUSTER)

@@ -558,13 +558,14 @@ class ServerConnection:
             entries.append((PropertyId.SHARED_SUBSCRIPTION_AVAILABLE, 0))
         return Properties(entries)
 
-    def refuse(self, reason_code: int, reason: str = "") -> list[Event]:
-        """Answers CONNECT with a refusal and closes."""
+    def refuse(self, reason_code: int, reason: str = "", server_reference: str = "") -> list[Event]:
+        """Answers CONNECT with a refusal and closes. `server_reference`: where the client may go instead."""
         events: list[Event] = []
         if self.state is ConnectionState.DECIDING:
-            self._send(
-                packets.ConnackPacket(nearest_reason(reason_code, CONNACK_CODES), False, self._reason_string(reason))
-            )
+            properties = self._reason_string(reason)
+            if server_reference and self.version is _V5:
+                properties = Properties([*properties, (PropertyId.SERVER_REFERENCE, server_reference)])
+            self._send(packets.ConnackPacket(nearest_reason(reason_code, CONNACK_CODES), False, properties))
             self._end(reason_code, reason, events, is_will_due=False)
         return events
 

@@ -125,6 +125,9 @@ DEAD_LETTERS = Counter("icestream_delivery_dead_letters_total", "Messages that w
 MQTT_CONNECTS = TickCounters(
     "icestream_mqtt_connects_total", "CONNECT packets that were answered, by reason code.", "reason"
 )
+MQTT_RELAYED = TickCounters(
+    "icestream_mqtt_relayed_total", "MQTT connections that were passed on to the node that serves MQTT.", "outcome"
+)
 MQTT_DISCONNECTS = TickCounters(
     "icestream_mqtt_disconnects_total", "MQTT connections that ended, by reason code.", "reason"
 )

@@ -89,6 +89,21 @@ def decode_address(head: bytes, body: bytes) -> str:
     return f"{IPv4Address(source)}:{port}" if family == _TCP_4 else f"[{IPv6Address(source)}]:{port}"
 
 
+def encode_header(client: tuple[str, int], server: tuple[str, int]) -> bytes:
+    """The header for a connection of a client, by IPv4 or IPv6 addresses of one family or of both."""
+    source, target = ip_address(client[0].partition("%")[0]), ip_address(server[0].partition("%")[0])
+    family = _TCP_4
+    if source.version == 6 or target.version == 6:
+        family = _TCP_6
+        source, target = _as_ipv6(source), _as_ipv6(target)
+    body = _ADDRESSES[family].pack(source.packed, target.packed, client[1], server[1])
+    return _HEAD.pack(_SIGNATURE, _PROXY, family, len(body)) + body
+
+
+def _as_ipv6(address: IPv4Address | IPv6Address) -> IPv6Address:
+    return address if isinstance(address, IPv6Address) else IPv6Address(f"::ffff:{address}")
+
+
 async def _receive(connection: socket.socket, size: int) -> bytes:
     loop = asyncio.get_running_loop()
     received = b""

@@ -463,7 +463,8 @@ class MqttConnection(asyncio.Protocol):
     def _refuse(self, error: errors.IcestreamError) -> None:
         metrics.MQTT_CONNECTS.add(reason_name(mqtt_reason(error)))
         self._leave_door()
-        self._obey(self._server.refuse(mqtt_reason(error), error.message))
+        reference = error.details.get("mqtt", "") if isinstance(error, errors.TopicElsewhere) else ""
+        self._obey(self._server.refuse(mqtt_reason(error), error.message, reference))
 
     async def _open_session(self, packet: packets.ConnectPacket) -> ClientSession:
         """Raises Unauthenticated, and what the broker refuses the session with."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
 from icestream import limits
 from icestream.broker.guarded_broker import GuardedBroker
+from icestream.cluster.members import NodeRecord
 from icestream.frontends.front_end import FrontEnd, NodeView, local_address
 from icestream.frontends.mqtt.mqtt_connection import MqttConnection, MqttConnections
 from icestream.frontends.mqtt.mqtt_listener import MqttListener, WrapConnection
@@ -18,7 +21,8 @@ from icestream.settings import Settings
 
 
 class MqttFrontEnd(FrontEnd):
-    """One listener for TCP, one for WebSocket; with TLS both have it."""
+    """One listener for TCP, one for WebSocket; with TLS both have it. Where another node serves MQTT, they pass
+    connections on to it (ADR 81)."""
 
     name = "mqtt"
 
@@ -26,6 +30,7 @@ class MqttFrontEnd(FrontEnd):
         super().__init__(settings, node)
         self._tcp: MqttListener | None = None
         self._web: MqttListener | None = None
+        self._following: asyncio.Task[None] | None = None
 
     @classmethod
     def configured_ports(cls, settings: Settings) -> Iterator[tuple[str, int]]:
@@ -38,18 +43,32 @@ class MqttFrontEnd(FrontEnd):
         if not settings.mqtt.enable:
             return
         host, tls = settings.node.bind_host, self._node.tls(self.name)
-        tcp = self._listener("mqtt", "ports.mqtt", None)
+        tcp = self._listener("mqtt", "ports.mqtt", None, lambda node: node.mqtt)
         await tcp.listen(host, settings.ports.mqtt, tls)
         self._tcp = tcp
-        web = self._listener("mqtt_ws", "ports.mqtt_ws", self._websockets())
+        web = self._listener("mqtt_ws", "ports.mqtt_ws", self._websockets(), lambda node: node.mqtt_ws)
         await web.listen(host, settings.ports.mqtt_ws, tls)
         self._web = web
+        self._following = asyncio.create_task(self._follow_home(), name="mqtt home")
 
-    def _listener(self, name: str, setting: str, wrap: WrapConnection | None) -> MqttListener:
+    async def _follow_home(self) -> None:
+        """A listener passes connections on while another node serves MQTT."""
+        async for _ in self._node.door.mqtt_homes():
+            for listener in self._listeners():
+                listener.update_home()
+
+    def _home_address(self, address_of: Callable[[NodeRecord], str]) -> str:
+        home = self._node.door.mqtt_home()
+        return "" if home is None else address_of(home)
+
+    def _listener(
+        self, name: str, setting: str, wrap: WrapConnection | None, address_of: Callable[[NodeRecord], str]
+    ) -> MqttListener:
         connections_max = connections_allowed(limits.CONNECTIONS_MAX, limits.OPEN_FILES_MESSAGE_SHARE)
         options = connection_options(self._settings)
         connections = MqttConnections(name, self._node.door, GuardedBroker.connect_mqtt, options, connections_max)
-        return MqttListener(setting, connections, ProxyPeers(self._settings.mqtt.proxy_protocol_from), wrap)
+        proxies = ProxyPeers(self._settings.mqtt.proxy_protocol_from)
+        return MqttListener(setting, connections, proxies, wrap, partial(self._home_address, address_of))
 
     def _websockets(self) -> WrapConnection:
         # Here: the library is needed by none of the node's other parts, and a start should not wait for it.
@@ -65,6 +84,10 @@ class MqttFrontEnd(FrontEnd):
         return wrap
 
     async def close(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._following
         await asyncio.gather(*(listener.close() for listener in self._listeners()))
 
     def _listeners(self) -> list[MqttListener]:
