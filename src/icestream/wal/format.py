@@ -58,7 +58,7 @@ A SECTION ENTRY: one topic shard (or one note about it) in this record
 
 Section bodies: MESSAGES is a sequence of blocks (block.py), TOPIC the name and incarnation behind a topic id (each file
 names the ids it uses, before it uses them), RESERVE and GAP are notes on offsets (notes.py), PRODUCERS, QOS2_RELEASE
-and REAPPEND are kept for the parts that need them (hazards 7, 34, 2). An unknown kind without OPTIONAL stops the start.
+and REAPPEND are written by no version: their numbers stay taken. An unknown kind without OPTIONAL stops the start.
 
 THE OFFSETS OF A SHARD (hazard 0)      committed <= synced <= written <= assigned <= reserved
     The ack leaves at synced (`always`) or written (`periodic`, `none`). In `always` reserved is assigned. In the other
