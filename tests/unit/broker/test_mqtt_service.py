@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from icestream.broker.mqtt.message_rows import BlockMessages, encode_messages
 from icestream.broker.service import Broker
 from icestream.model import SyncMode
+from icestream.model.block import Block
 from icestream.model.topic_name import TopicName
 from icestream.mqtt import packets
 from icestream.mqtt.properties import Properties, PropertyId
@@ -258,3 +260,35 @@ async def test_sessions_and_retained_messages_free_log_files(machine: MqttMachin
     await again.subscribe("kept", qos=1)
     assert (await again.message()).payload == b"value"
     await broker.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("bounds", "is_decided", "is_matched"),
+    [
+        ((0, -1), True, True),
+        ((10, 20), True, True),
+        ((0, 10), True, False),
+        ((20, -1), True, False),
+        ((11, -1), False, False),
+        ((0, 19), False, False),
+        ((12, 15), False, False),
+    ],
+)
+async def test_hazard_58_a_subscription_that_begins_or_ends_within_a_run_decides_row_by_row(
+    bounds: tuple[int, int], is_decided: bool, is_matched: bool
+) -> None:
+    machine = MqttMachine()
+    broker = await machine.open_broker()
+    client = await connected(broker, "s")
+    await client.subscribe("a", qos=1)
+    (session,) = broker.mqtt.sessions.values()
+    (generation,) = session.state.generations.values()
+    key = next(iter(generation.bounds))
+    generation.bounds[key] = bounds
+    block = Block(encode_messages([packets.PublishPacket("a", b"", 1, 1)] * 10, "p", 1))
+    plain = BlockMessages(block, [1] * 10, "native").plain
+    assert plain is not None
+    decision = session._decide_run(plain, key, 10, 20, [generation])
+    assert (decision is not None) == is_decided
+    assert bool(decision and decision.generation) == is_matched
+    await machine.kill()
