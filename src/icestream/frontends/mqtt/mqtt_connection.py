@@ -177,7 +177,11 @@ class MqttConnection(asyncio.Protocol):
         if admission.evicted is not None:
             admission.evicted.make_room()
         if not admission.is_admitted:
-            _log.info("refused a connection, all are in use", listener=self._shared.listener, peer=self.address)
+            places = budget.room.state.capacity
+            _log.info(
+                "refused a connection, all are in use",
+                listener=self._shared.listener, peer=self.address, places=places,
+            )  # fmt: skip
             self._is_discarding = True
             self._transport.close()  # a reason can be told to a client that has sent CONNECT only
             return
