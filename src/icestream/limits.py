@@ -1502,3 +1502,28 @@ BACKUP_SCHEDULE_LOOK_SECONDS: Final = 3_600.0
 # A deletion takes a listing of the target and a request for each object; a run waits for it before it ends.
 BACKUP_DELETION_LOOKS: Final = 60
 BACKUP_DELETION_LOOK_SECONDS: Final = 1.0
+# --- archive ----------------------------------------------------------------------------------------------------------
+# An archive that asks for nothing so long is dead: the log is not held for it any more. Longer than a restart takes.
+ARCHIVE_HOLD_MS: Final = 600_000
+# How often the broker looks whether it holds too much for the archive: at full speed a log gains some 100 MB meanwhile.
+ARCHIVE_BOUND_SECONDS: Final = 1.0
+# Records or changes in one answer, well below FRAME_BYTES_MAX_DEFAULT.
+ARCHIVE_READ_BYTES: Final = 2 * MIB
+# The log in one object, which is in memory whole: large enough that the requests of a bucket do not cost the most.
+ARCHIVE_OBJECT_BYTES: Final = 16 * MIB
+# Changes of the metadata store that wait in the broker; beyond it the archive takes the whole state.
+ARCHIVE_CHANGES_BYTES_MAX: Final = 16 * MIB
+# What a kept change costs beside its keys and values.
+ARCHIVE_CHANGE_BYTES: Final = 128
+# The head of an archive is written again after so long although nothing happened.
+ARCHIVE_HEAD_SECONDS: Final = 60.0
+# Gaps that the head of an archive lists: the newest ones.
+ARCHIVE_GAPS_LISTED: Final = 16
+# How often objects are removed that no backup needs, and how many at once.
+ARCHIVE_RETAIN_SECONDS: Final = 3_600.0
+ARCHIVE_REMOVED_MAX: Final = 10_000
+# Of `backup.archive.interval_ms`: above it the archive is no better than a schedule.
+ARCHIVE_INTERVAL_MS_MAX: Final = 3_600_000
+ARCHIVE_INTERVAL_MS_DEFAULT: Final = 5_000
+# The log that is held for an archive whose target is down: minutes at full speed, and a small part of a disk.
+ARCHIVE_HELD_BYTES_DEFAULT: Final = 1024 * MIB

@@ -13,6 +13,7 @@ from icestream import errors
 from icestream.admin_api import cluster_api, namespace_api, node_api, session_api, subscription_api, topic_api
 from icestream.admin_api.admin_call import AdminCall
 from icestream.frontends.native.public_calls import CALLS
+from icestream.internal_api.archive_calls import ARCHIVE_METHODS
 from icestream.internal_api.backup_calls import BACKUP_METHODS
 from icestream.internal_api.call_gate import CLUSTER_RIGHTS, OPEN_CALLS, PROCESS_CALLS, writable_prefixes
 from icestream.internal_api.fence_calls import FENCE_METHODS
@@ -70,7 +71,7 @@ async def test_hazard_108_every_call_says_who_may_make_it() -> None:
     }
     of_processes = {name for calls in PROCESS_CALLS.values() for name in calls}
     every = {*CALLS, *METADATA_METHODS, *PIPELINE_METHODS, *BACKUP_METHODS, *FENCE_METHODS, *SCAN_METHODS} | declared
-    every |= decided_by_the_broker
+    every |= decided_by_the_broker | {*ARCHIVE_METHODS}
     assert every - of_processes - CLUSTER_RIGHTS.keys() - OPEN_CALLS == decided_by_the_broker | set(CALLS)
     assert not (of_processes | CLUSTER_RIGHTS.keys()) & (decided_by_the_broker | set(CALLS))
 

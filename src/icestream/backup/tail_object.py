@@ -16,10 +16,11 @@ from icestream.wal.record_scan import scan_records
 from icestream.wal.tail import SectionRead
 
 
-def encode_tail(key: ShardKey, sections: Iterable[SectionRead]) -> Iterator[bytes]:
-    """Yields the records of a tail, one for each section."""
-    position = 0
-    for lsn, section in enumerate(sections, 1):
+def encode_tail(
+    key: ShardKey, sections: Iterable[SectionRead], first_lsn: int = 1, position: int = 0
+) -> Iterator[bytes]:
+    """Yields the records of a tail, one for each section; with `first_lsn` and `position` those that continue one."""
+    for lsn, section in enumerate(sections, first_lsn):
         body = wire.RecordSection(
             key.topic_id, key.shard, wire.SectionKind.MESSAGES, 0, section.epoch, section.base_offset,
             section.append_time_us, section.rows, 0, section.body,

@@ -8,16 +8,27 @@ work when nothing else is left.
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from icestream import errors, limits
+from icestream.cli.backup_archive import app as archive
+from icestream.cli.backup_archive import parse_cut, past_backup
+from icestream.cli.backup_stores import (
+    BackupId,
+    KeyOption,
+    TargetOption,
+    key_source_of,
+    location_of,
+    rate_of,
+    resolve_backup,
+    with_target,
+)
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
 from icestream.cli.confirmation import Yes, confirm
@@ -29,8 +40,6 @@ from icestream.observability.words import counted, size_text
 if TYPE_CHECKING:
     from icestream.backup.backup_root import BackupRoot
     from icestream.backup.backup_run import BackupPlan, Progress
-    from icestream.backup.backup_target import BackupTarget
-    from icestream.backup.encryption import BackupKey
     from icestream.backup.stored_backups import StoredBackup, StoredBackups
     from icestream.backup.warehouse_files import WarehouseFiles
     from icestream.processes.restore_run import RestoredTopic, RestorePlan
@@ -38,22 +47,12 @@ if TYPE_CHECKING:
     from icestream.settings import Settings
 
 app = Commands("Make, list, show, verify and delete backups.")
-Result = TypeVar("Result")
+app.add_typer(archive, name="archive")
 EXIT_INCOMPLETE: Final = 14
 _COLUMNS: Final = ("id", "state", "kind", "cut", "topics", "files", "bytes", "parent")
 _FINDING_COLUMNS: Final = ("object", "severity", "text")
 _RESTORED_COLUMNS: Final = ("topic", "id", "table", "messages", "files", "subscriptions", "problem")
 _PROGRESS_SECONDS: Final = 0.2
-
-TargetOption = Annotated[
-    str | None,
-    typer.Option("--to", metavar="URI", help="Directory or bucket of the backups; default: `backup.target`."),
-]
-KeyOption = Annotated[
-    str | None,
-    typer.Option("--key", metavar="SOURCE", help="file:PATH, env:NAME or command:…; default: `backup.key`."),
-]
-BackupId = Annotated[str, typer.Argument(metavar="ID", help="Id of a backup, as `list` shows it; `latest`.")]
 
 
 @app.command()
@@ -93,14 +92,14 @@ def create(
     target = Target(broker, config, sets)
     settings = catalog_settings(target, needs_node=True)
     own = load_settings(config, sets).settings
-    location, key_source = _location(to, own), key or _key_source(own)
+    location, key_source = location_of(to, own), key or key_source_of(own)
 
     async def run(stored: StoredBackups) -> BackupRoot:
         return await _create(
-            target, settings, stored, topics or [], incremental_from, resume, _rate(rate, own), is_reference=reference
+            target, settings, stored, topics or [], incremental_from, resume, rate_of(rate, own), is_reference=reference
         )
 
-    root = _with_target(settings, location, key_source, run)
+    root = with_target(settings, location, key_source, run)
     _show_root(root, Output(output))
     if root.state != "complete":
         raise typer.Exit(EXIT_INCOMPLETE)
@@ -119,7 +118,7 @@ def list_backups(
     Example: icestream backup list --to /backup
     """
     settings = load_settings(config, sets).settings
-    backups = _with_target(settings, _location(to, settings), None, lambda stored: stored.backups())
+    backups = with_target(settings, location_of(to, settings), None, lambda stored: stored.backups())
     answer = Output(output)
     answer.table(_COLUMNS, [_row(backup, is_text=answer.is_text) for backup in backups])
     if not backups and answer.is_text:
@@ -141,9 +140,9 @@ def show(
     settings = load_settings(config, sets).settings
 
     async def read(stored: StoredBackups) -> BackupRoot:
-        return await stored.root(await _resolve(stored, backup_id))
+        return await stored.root(await resolve_backup(stored, backup_id))
 
-    _show_root(_with_target(settings, _location(to, settings), None, read), Output(output), is_detailed=True)
+    _show_root(with_target(settings, location_of(to, settings), None, read), Output(output), is_detailed=True)
 
 
 @app.command()
@@ -170,14 +169,14 @@ def verify(
     offload = ThreadOffload("backup", limits.BACKUP_UPLOADS_AT_ONCE)
 
     async def check(stored: StoredBackups) -> list[Any]:
-        resolved = await _resolve(stored, backup_id)
+        resolved = await resolve_backup(stored, backup_id)
         root = await stored.root(resolved)
         with progress_bar(resolved, root.files) as advance:
             verification = BackupVerification(stored, offload, _source(settings), advance)
             return await verification.verify(resolved, is_deep=deep)
 
     try:
-        findings = _with_target(settings, _location(to, settings), key or _key_source(settings), check)
+        findings = with_target(settings, location_of(to, settings), key or key_source_of(settings), check)
     finally:
         offload.close()
     answer = Output(output)
@@ -204,8 +203,10 @@ def delete(
     Example: icestream backup delete 20261118T201500Z-3fa9c1d2 --to /backup
     """
     settings = load_settings(config, sets).settings
-    location = _location(to, settings)
-    resolved = _with_target(settings, location, None, lambda stored: _resolve(stored, backup_id, is_complete=False))
+    location = location_of(to, settings)
+    resolved = with_target(
+        settings, location, None, lambda stored: resolve_backup(stored, backup_id, is_complete=False)
+    )
     confirm(f"Delete backup {resolved} of {location}?", is_confirmed=yes)
 
     async def remove(stored: StoredBackups) -> dict[str, Any]:
@@ -223,7 +224,7 @@ def delete(
         await update_inventory(stored.target, stored, SystemClock().wall_us() // 1_000)
         return deleted._asdict() | {"pins_removed": is_released}
 
-    Output(output).record(_with_target(settings, location, None, remove))
+    Output(output).record(with_target(settings, location, None, remove))
 
 
 @app.command()
@@ -248,6 +249,14 @@ def restore(
     no_subscriptions: Annotated[
         bool, typer.Option("--no-subscriptions", help="Restore the messages alone, without subscriptions and cursors.")
     ] = False,
+    to_time: Annotated[
+        str | None,
+        typer.Option("--to-time", metavar="TIME", help="As it was then, by the archive: RFC 3339, epoch ms, `end`."),
+    ] = None,
+    to_offset: Annotated[
+        str | None,
+        typer.Option("--to-offset", metavar="SHARD:OFFSET", help="What came before this message, by the archive."),
+    ] = None,
     key: KeyOption = None,
     broker: BrokerOption = None,
     config: ConfigFile = None,
@@ -259,10 +268,13 @@ def restore(
     An empty broker gets all of the backup: every schema, MQTT sessions and retained messages too. Topics and tables
     that exist are not changed: `--as` restores beside a live topic. Accounts are restored with --accounts alone.
 
+    With --to-time or --to-offset the archive is replayed behind the backup; `latest` is the newest backup before it.
+
     Exit code 14: something was left out, because its name is taken or its messages are incomplete in the backup.
 
     Example: icestream backup restore latest --to /backup
     Example: icestream backup restore latest --to /backup --topics /shop/orders --as /shop/orders_restored
+    Example: icestream backup restore latest --to /backup --to-time 2026-11-19T10:30:00Z
     """
     from icestream.cli.catalog_access import catalog_settings
     from icestream.processes.state_restore import RestoreScope
@@ -270,10 +282,14 @@ def restore(
     target = Target(broker, config, sets)
     settings = catalog_settings(target, needs_node=True)
     own = load_settings(config, sets).settings
-    location, key_source = _location(to, own), key or _key_source(own)
+    location, key_source = location_of(to, own), key or key_source_of(own)
 
     async def run(stored: StoredBackups) -> tuple[list[RestoredTopic], list[RestoredPart]]:
-        root = await stored.root(await _resolve(stored, backup_id))
+        if cut is None:
+            root = await stored.root(await resolve_backup(stored, backup_id))
+        else:
+            archive = own.backup.archive.target or location
+            stored, root = await past_backup(settings, stored, archive, backup_id, cut, Path(spool))
         plan = await _restore_plan(stored, root, topics or [], new_name, has_subscriptions=not no_subscriptions)
         if everything:
             plan = plan._replace(scope=RestoreScope.EVERYTHING)
@@ -286,7 +302,9 @@ def restore(
 
     if everything and (topics or new_name or no_subscriptions):
         raise errors.InvalidInput("--everything leaves nothing out", hint="omit the other options")
-    restored, parts = _with_target(settings, location, key_source, run)
+    cut = parse_cut(to_time, to_offset, topics or [])
+    with tempfile.TemporaryDirectory(prefix="icestream-archive-", dir=own.data_dir if cut else None) as spool:
+        restored, parts = with_target(settings, location, key_source, run)
     answer = Output(output)
     if answer.is_text:
         answer.table(_RESTORED_COLUMNS, [[getattr(topic, name) for name in _RESTORED_COLUMNS] for topic in restored])
@@ -388,7 +406,7 @@ async def _create(
 
     clock, randomness = SystemClock(), SystemRandomness()
     if parent is not None:
-        parent = await _resolve(stored, parent)
+        parent = await resolve_backup(stored, parent)
     instance = await asyncio.to_thread(broker_instance, settings) if settings.catalog_embedded else ""
     plan = BackupPlan(
         check_backup_id(resume) if resume else new_backup_id(clock.wall_us() // 1_000, randomness.token(4)),
@@ -469,72 +487,6 @@ def _warehouse_files(settings: Settings) -> WarehouseFiles:
     from icestream.readers.lazy_scanner import file_opener
 
     return WarehouseFiles(file_opener(open_files(store_options(settings))))
-
-
-# --- targets ----------------------------------------------------------------------------------------------------------
-
-
-def _with_target(
-    settings: Settings, location: str, key_source: str | None, call: Callable[[StoredBackups], Awaitable[Result]]
-) -> Result:
-    """Opens the target, runs the call, closes it."""
-    from icestream.backup.backup_target import open_target
-    from icestream.backup.encryption import load_key
-    from icestream.backup.stored_backups import StoredBackups
-    from icestream.processes.component_options import store_options
-    from icestream.runtime.clock import SystemClock
-    from icestream.runtime.randomness import SystemRandomness
-    from icestream.runtime.tasks import ThreadOffload
-
-    key: BackupKey | None = load_key(key_source, os.environ) if key_source else None
-    offload = ThreadOffload("backup-target", limits.BACKUP_UPLOADS_AT_ONCE)
-
-    async def run(spool: Path) -> Result:
-        target: BackupTarget = open_target(
-            location, store_options(settings), SystemClock(), SystemRandomness(), offload, spool
-        )
-        return await call(StoredBackups(target, key))
-
-    try:
-        with tempfile.TemporaryDirectory(prefix="icestream-backup-") as spool:
-            return asyncio.run(run(Path(spool)))
-    finally:
-        offload.close()
-
-
-def _location(to: str | None, settings: Settings) -> str:
-    """The location of the target. Raises InvalidInput without one."""
-    location = to or settings.backup.target
-    if not location:
-        raise errors.InvalidInput("no backup target", hint="--to URI, or set backup.target")
-    return location
-
-
-def _key_source(settings: Settings) -> str | None:
-    return settings.backup.key or None
-
-
-def _rate(rate: str | None, settings: Settings) -> float:
-    from icestream.settings import units
-
-    if rate is None:
-        return float(settings.backup.rate_bytes)
-    try:
-        return float(units.size(1).read(rate))
-    except ValueError as error:
-        raise errors.InvalidInput(f"--rate {error}", hint="such as 50MiB") from None
-
-
-async def _resolve(stored: StoredBackups, backup_id: str, *, is_complete: bool = True) -> str:
-    """The id that `latest` means: of the newest complete backup. Raises UnknownBackup if there is none."""
-    from icestream.backup.backup_layout import check_backup_id
-
-    if backup_id != "latest":
-        return check_backup_id(backup_id)
-    ids = [backup.id for backup in await stored.backups() if backup.root is not None or not is_complete]
-    if not ids:
-        raise errors.UnknownBackup("the target has no backup", hint="`icestream backup create` makes one")
-    return ids[-1]
 
 
 def _version() -> str:

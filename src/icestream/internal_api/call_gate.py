@@ -59,6 +59,7 @@ _RESTORE: Final = (
     "restore_topic",
     "restore_end",
 )
+_ARCHIVE: Final = ("archive_mark", "archive_read", "archive_changes", "archive_freeze", "archive_part")
 # For clients of the HTTP ports of a process.
 _SESSIONS: Final = frozenset(("security_open_session", "security_close_session", "security_decide"))
 PROCESS_CALLS: Final[Mapping[str, frozenset[str]]] = {
@@ -67,6 +68,7 @@ PROCESS_CALLS: Final[Mapping[str, frozenset[str]]] = {
     | _FENCE
     | _SESSIONS
     | frozenset(_BACKUP)
+    | frozenset(_ARCHIVE)
     | {
         "pipeline_backlog",
         "pipeline_lease",
@@ -91,6 +93,8 @@ CLUSTER_RIGHTS: Final[Mapping[str, Action]] = {
     # The state of the metadata store has the hashes of passwords: `read` on the cluster, which implies backup, is not
     # enough for it.
     **dict.fromkeys(("backup_freeze", "backup_part"), Action.ADMIN),
+    # A mark moves what is held, and the changes have what the state has.
+    **dict.fromkeys(_ARCHIVE, Action.ADMIN),
     **dict.fromkeys(_RESTORE, Action.ADMIN),
 }
 # Decided by the process at the other end of the socket: forwarded, it would lend its own account to its client.

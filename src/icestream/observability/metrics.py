@@ -320,6 +320,17 @@ BACKUPS = Counter("icestream_backups_total", "Completed backups of this process,
 BACKUP_MANIFESTS = Counter(
     "icestream_backup_manifests_total", "Manifests of seed 003 beside backups, by outcome.", ["outcome"]
 )
+ARCHIVE_AGE = Gauge(
+    "icestream_archive_age_seconds",
+    "What a disaster now would lose of the archive: the time since everything until then was archived.",
+)
+ARCHIVE_BYTES = Counter("icestream_archive_bytes_total", "Bytes of archive objects written.")
+ARCHIVE_OBJECTS = Counter("icestream_archive_objects_total", "Archive objects written.")
+ARCHIVE_FAILURES = Counter("icestream_archive_failures_total", "Passes of the archive that failed; they are repeated.")
+ARCHIVE_GAPS = Counter("icestream_archive_gaps_total", "Gaps of the archive: records that were freed before.")
+ARCHIVE_RELEASES = Counter(
+    "icestream_archive_releases_total", "How often the log was no longer held for the archive: at a bound."
+)
 RETENTION_ROWS = Counter("icestream_retention_removed_messages_total", "Messages that a retention removed from tables.")
 RETENTION_BYTES = Counter("icestream_retention_removed_bytes_total", "Bytes of data files that a retention removed.")
 RETENTION_CLOCK_BELIEVED = Gauge(

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from icestream import errors
+from icestream.broker.archive_service import ArchiveService
 from icestream.broker.audit_log import AuditLog
 from icestream.broker.backup_service import BackupService
 from icestream.broker.guarded_broker import BrokerDoor
@@ -170,6 +171,9 @@ class BrokerNode:
         self.backups = (
             BackupService(log, store, clock, storage.flush_cursors, mqtt.write_state) if log is not None else None
         )
+        archive = settings.backup.archive
+        held_bytes_max = archive.held_bytes_max if archive.enable else 0
+        self.archive = ArchiveService(log, store, clock, held_bytes_max) if log is not None else None
         if self.ingest is not None:
             self.ingest.on_committed = self.broker.on_tables_committed
             self.ingest.certificate = self._http_certificate
@@ -235,6 +239,9 @@ class BrokerNode:
         try:
             await check_accounts(settings, node.store, node.cluster)
             await services.load_settings(node)
+            if node.archive is not None:
+                # Before anything frees log files that are not archived yet.
+                await node.archive.start()
             await node.broker.start()
             if node.deferred_table_checks is not None:
                 node.deferred_table_checks.start()
@@ -303,6 +310,8 @@ class BrokerNode:
             )
             if self.deferred_table_checks is not None:
                 await self.deferred_table_checks.stop()
+            if self.archive is not None:
+                await self.archive.stop()
             await self.authenticator.close()
             await self.audit.close()
             await self.broker.shutdown()

@@ -63,6 +63,7 @@ from icestream.pipeline.tables.foreign_ledger import ForeignLedger
 from icestream.pipeline.tables.learned_structures import LearnedStructures
 from icestream.processes.component_options import fixed_namespace, object_warehouse, store_options, table_roots
 from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog
+from icestream.processes.continuous_archive import ContinuousArchive
 from icestream.processes.node.certificates import report_change
 from icestream.processes.pipeline_options import compaction_options, driver_options, setup_paths, spark_options
 from icestream.processes.scheduled_backups import ScheduledBackups, broker_call
@@ -216,6 +217,11 @@ async def _open_driver(
     if settings.backup.schedule.interval_ms:
         schedule = ScheduledBackups(settings, broker_call(link.call), catalog, files, clock, randomness, backup_threads)
         background.start(schedule.run(), "scheduled backups")
+    if settings.backup.archive.enable:
+        archive_thread = ThreadOffload("archive")
+        closing.callback(archive_thread.close)
+        archive = ContinuousArchive(settings, broker_call(link.call), clock, randomness, archive_thread)
+        background.start(archive.run(), "archive")
     driver = Driver(broker, lease, tables, jobs, effects, clock, options, report)
     background.start(watch_requests(store, clock, driver.expedite), "commit-now requests")
 

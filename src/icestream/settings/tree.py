@@ -224,6 +224,34 @@ class BackupScheduleSection(Section):
     )
 
 
+class BackupArchiveSection(Section):
+    """The archive: log and metadata of this node, shipped all the time, for restores to a point in time."""
+
+    enable: StrictBool = Field(
+        default=False,
+        description="Ship the log and the changes of the metadata store continuously to the target. Off by default: it "
+        "needs a target, and a backup as its base.",
+    )
+    target: Annotated[str, text.LOCATION] | None = Field(
+        default=None, description="Where the archive lies. Unset: `backup.target`, where restores look for it."
+    )
+    interval_ms: Annotated[int, units.duration("ms", 100, limits.ARCHIVE_INTERVAL_MS_MAX)] = Field(
+        default=limits.ARCHIVE_INTERVAL_MS_DEFAULT,
+        description="Time between two archive objects: what a disaster may lose. The default costs a request each "
+        "five seconds.",
+    )
+    held_bytes_max: Annotated[int, units.size(1)] = Field(
+        default=limits.ARCHIVE_HELD_BYTES_DEFAULT,
+        description="Bytes of the log that wait for the archive at most; beyond it they are freed as without an "
+        "archive, which then has a gap. The default is minutes of a busy broker.",
+    )
+    keep_age_ms: Annotated[int, units.duration("ms", 0, limits.BACKUP_INTERVAL_MS_MAX)] = Field(
+        default=0,
+        description="How far back a restore to a point in time reaches at least, as far as there are backups. 0, the "
+        "default: to the oldest backup; only what none can use is removed.",
+    )
+
+
 class BackupSection(Section):
     """Backups, as `icestream backup` makes them on this machine."""
 
@@ -243,11 +271,14 @@ class BackupSection(Section):
         "`command:COMMAND`, with 32 bytes as hex or base64. No default: a lost key is a lost backup.",
     )
     schedule: BackupScheduleSection = BackupScheduleSection()
+    archive: BackupArchiveSection = BackupArchiveSection()
     iceberg: BackupIcebergSection = BackupIcebergSection()
 
     def broken_rules(self) -> Iterator[Broken]:
         if self.schedule.interval_ms and self.target is None:
             yield Broken(("schedule", "interval_ms"), "scheduled backups need a target", "set `backup.target`")
+        if self.archive.enable and self.archive.target is None and self.target is None:
+            yield Broken(("archive", "enable"), "the archive needs a target", "set `backup.target`")
 
 
 class LogSection(Section):

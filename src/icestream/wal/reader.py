@@ -47,6 +47,14 @@ class RecordChunk:
     records: list[RecordTuple]
 
 
+class LogPosition(NamedTuple):
+    """Where record `lsn` begins, if it is in that file."""
+
+    number: int
+    position: int
+    lsn: int
+
+
 class _ChainSpan(NamedTuple):
     """A chain of sections in a file, walked back from entry position `last` to `first`; about `own_bytes` long."""
 
@@ -361,6 +369,61 @@ class Reader:
             if records:
                 lsn = records[-1][1] + 1
                 yield RecordChunk(chunk.number, chunk.start, chunk.data, records)
+
+    def first_lsn(self) -> int:
+        """The lowest LSN that the log has; the next one if it has none."""
+        files = self._lifecycle.files
+        if files:
+            return files[0].seal.first_lsn
+        sealing = self._appender.sealing()
+        active = self._appender.file
+        if sealing:
+            return sealing[0].first_lsn
+        return active.first_lsn if active is not None else self._state.lsn + 1
+
+    def file_of_lsn(self, lsn: int) -> int:
+        """The number of the file that has record `lsn`; of the oldest file for a lower one, of the file that gets the
+        next record for a higher one. 0 if there is no file."""
+        for file in self._lifecycle.files:
+            if lsn <= file.seal.last_lsn:
+                return file.number
+        for seal in self._appender.sealing():
+            if lsn <= seal.last_lsn:
+                return seal.number
+        return self._appender.current_number
+
+    async def records(
+        self, lsn: int, end_lsn: int, max_bytes: int, hint: LogPosition | None = None
+    ) -> tuple[RecordChunk, LogPosition]:
+        """Synced records of one file from `lsn` on, below `end_lsn`: at least one, about `max_bytes`. And the position
+        behind them: with it as `hint` the next call need not look for its record.
+
+        Raises PositionGone if `lsn` was freed, InvalidInput if it is not synced.
+        """
+        # Only synced records: what is durable elsewhere must survive a power loss of this node (hazard 0).
+        bound = min(end_lsn - 1, self._appender.synced_lsn)
+        if lsn > bound:
+            raise errors.InvalidInput(f"record {lsn} is not synced: the end is {bound}")
+        located = self._locate_lsn(lsn)
+        is_hinted = hint is not None and hint.lsn == lsn and hint.number == located.number
+        position = hint.position if hint is not None and is_hinted else wire.RECORDS_START
+        while True:
+            chunk = await self._next_chunk(located, position, bound)
+            position = ScannedRecord(*chunk.records[-1]).end
+            # A repair may have skipped `lsn`: then the first record behind it.
+            records = [record for record in chunk.records if record[1] >= lsn]
+            if records:
+                break
+        first, size = records[0][0], 0
+        taken: list[RecordTuple] = []
+        for record in records:
+            size = ScannedRecord(*record).end - first
+            if taken and size > max_bytes:
+                break
+            taken.append(record)
+        last = ScannedRecord(*taken[-1])
+        data = chunk.data[first - chunk.start : last.end - chunk.start]
+        return RecordChunk(chunk.number, first, data, taken), LogPosition(chunk.number, last.end, last.lsn + 1)
 
     async def _next_chunk(self, located: _LocatedFile, start: int, bound: int) -> RecordChunk:
         """At least one record. The record at `start` is released, so LogDamaged is raised if it cannot be read."""

@@ -159,6 +159,8 @@ def test_every_command_answers_programs_too() -> None:
 
 # Commands that ask no broker: they start one, look at files of one that does not run, or at nothing but this machine.
 ALONE = {
+    "backup archive status",
+    "backup archive verify",
     "backup list",
     "backup show",
     "backup verify",

@@ -29,6 +29,7 @@ from icestream.frontends.http.http_front_end import HttpFrontEnd
 from icestream.frontends.http.log_range import log_range as read_log_range
 from icestream.frontends.native.native_listener import NativeListener
 from icestream.internal_api.admin_calls import AdminCalls
+from icestream.internal_api.archive_calls import ArchiveCalls
 from icestream.internal_api.backup_calls import BackupCalls
 from icestream.internal_api.cluster_calls import ClusterCalls
 from icestream.internal_api.fence_calls import FenceCalls
@@ -263,6 +264,7 @@ class NodeServices:
                 self._settings.node.name,
                 f"{node.cluster.id:016x}" if node.cluster is not None else "",
             ),
+            ArchiveCalls(node.archive),
             RestoreCalls(node.security, node.audit),
             cluster_calls,
             SecurityCalls(
