@@ -77,6 +77,7 @@ def rewrite_manifest(
     for record in live:
         file = record["data_file"]
         if file.get("content") == POSITION_DELETES_CONTENT:
+            # The bounds are old paths, perhaps cut off. Without them engines compare the deletes with more files.
             for bounds in ("lower_bounds", "upper_bounds"):
                 if file.get(bounds):
                     file[bounds] = [pair for pair in file[bounds] if pair["key"] != _DELETE_FILE_PATH]
@@ -86,6 +87,7 @@ def rewrite_manifest(
         file["file_path"] = new_path(file["file_path"])
     data = _encode(reader, live, source.path)
     record = {**source.record, "manifest_path": path, "manifest_length": len(data)}
+    # Only live entries were written.
     for name in ("deleted_files_count", "deleted_rows_count", "deleted_data_files_count"):
         if name in record:
             record[name] = 0
@@ -105,6 +107,7 @@ def _encode(reader: Any, records: Sequence[Mapping[str, Any]], marker: str) -> b
     header = {key: value for key, value in reader.metadata.items() if not key.startswith("avro.")}
     schema = json.loads(reader.metadata["avro.schema"])
     stream = io.BytesIO()
+    # Not by chance, as Avro has it: a run that is resumed must write the same bytes.
     sync_marker = uuid.uuid5(_NAMESPACE, marker).bytes
     fastavro.writer(stream, schema, records, codec="deflate", metadata=header, sync_marker=sync_marker)
     return stream.getvalue()

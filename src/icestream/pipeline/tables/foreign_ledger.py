@@ -124,6 +124,7 @@ class ForeignLedger:
         except (errors.UnknownTable, errors.UnknownNamespace):
             raise _table_gone(identifier, table.topic) from None
         fresh = await self._check(table.topic_id, table.topic, identifier, tables.load(loaded.metadata), mirror)
+        # In place: the driver, its jobs and commits that wait hold this very object.
         table.__dict__.update(fresh.__dict__)
         return table
 
