@@ -44,8 +44,11 @@ if settings.default.derandomize:
     # among all others got other examples when it ran alone. tests/tidy/test_examples.py notices if this has no effect.
     providers._get_local_constants = providers.Constants
 
-# `nohup make test` hands down an ignored hangup, to the brokers that tests start as well.
+# `nohup make test` hands down an ignored hangup, to the brokers that tests start as well, and `make test &` of a script
+# an ignored interrupt.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DEAR = {"spark", "lakehouse"}
 
