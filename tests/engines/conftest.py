@@ -12,6 +12,13 @@ from tests.support.pipeline_process import PipelineRun
 from tests.support.spark import Spark
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Moves MQTT to the end: from its first session on, the log of sessions holds log files until its next beat, up to
+    ten seconds, and every later test on `history` waits for the log to let go of its messages."""
+    items.sort(key=lambda item: "test_mqtt_fleet" in item.nodeid)
+
+
 @pytest.fixture
 def ns(spark: Spark) -> str:
     name = new_name()
