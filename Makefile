@@ -78,7 +78,11 @@ conformance: $(STAMPS)/dev $(STAMPS)/package native byte-code  ## judge catalog 
 
 .PHONY: flink
 flink: $(STAMPS)/dev $(STAMPS)/package native byte-code  ## run the example of docs/engines.md for Flink, which is installed once (Maven, Java 17)
-	@exec $(BIN)/python -m conformance.flink
+	@exec $(BIN)/python -m conformance.engines flink
+
+.PHONY: trino
+trino: $(STAMPS)/dev $(STAMPS)/package native byte-code  ## run the example of docs/engines.md for Trino, with and without accounts; installed once (Maven)
+	@exec $(BIN)/python -m conformance.engines trino
 
 .PHONY: docs
 docs: $(STAMPS)/docs $(STAMPS)/package  ## build the documentation into site/

@@ -20,14 +20,18 @@ USUAL = "http://127.0.0.1:8181"
 SECONDS_MAX = 600
 
 
-@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"no {VARIABLE}, a Python with apache-flink: make flink")
+@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"no {VARIABLE}, a folder with apache-flink: make flink")
 @pytest.mark.timeout(SECONDS_MAX + 60)
 def test_flink_creates_writes_and_reads_a_table(tmp_path: Path) -> None:
     program = re.findall(r"```python\n(.*?)```", read("docs/engines.md"), flags=re.DOTALL)[-1]
     with LakeRun(tmp_path / "data") as broker:
         broker.until_api()
         done = subprocess.run(
-            [os.environ[VARIABLE], "-c", program.replace(USUAL, f"http://127.0.0.1:{broker.lake_port}")],
+            [
+                Path(os.environ[VARIABLE], "flink/bin/python"),
+                "-c",
+                program.replace(USUAL, f"http://127.0.0.1:{broker.lake_port}"),
+            ],
             cwd=tmp_path,
             capture_output=True,
             text=True,
