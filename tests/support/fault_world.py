@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.table import StaticTable
 
+from icestream.broker.consumed_offsets import read_generation
 from icestream.broker.pipeline_service import LogLocation, PipelineService
 from icestream.catalog import catalog_keys
 from icestream.catalog.catalog import Catalog
@@ -27,7 +28,7 @@ from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.manifests import DATA_CONTENT
 from icestream.metadata.store import MemoryStore
 from icestream.model import ShardKey, TopicIdentity, envelope
-from icestream.model.backlog_messages import Backlog, RetainedTopic
+from icestream.model.backlog_messages import Backlog, ConsumedOffsets, RetainedTopic
 from icestream.model.block import encode_block
 from icestream.pipeline.commit.offset_ledger import OffsetLedger
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
@@ -98,6 +99,9 @@ class LogBroker:
         await self._ingest.committed(advanced, reopenings)
         await self._ingest.log.checkpoint()
 
+    async def consumed(self, topic_ids: Sequence[int]) -> dict[int, ConsumedOffsets]:
+        return {consumed.topic_id: consumed for consumed in await self._ingest.consumed(topic_ids)}
+
     async def send_state(self, state: dict[str, Any]) -> None:
         self._ingest.report(state)
 
@@ -114,6 +118,7 @@ class FaultWorld:
         self.catalog = EmbeddedCatalog(self.making)
         self.policies: dict[int, dict[str, str]] = {}
         self.retained: list[RetainedTopic] = []  # topics with a retention
+        self.acked: dict[int, dict[int, int]] = {}  # by topic and shard: below it all consumers have acked
         self.use(log)
         self.published: dict[ShardKey, dict[int, bytes]] = {}
         self.names: dict[int, Identifier] = {}  # of tables that have another one than their topic
@@ -133,7 +138,16 @@ class FaultWorld:
             place,
             lambda name, topic_id: self.policies.get(topic_id, {}),
             lambda: list(self.retained),
+            self._consumed,
         )
+
+    async def _consumed(self, topic_ids: Collection[int]) -> list[ConsumedOffsets]:
+        consumed = [(topic_id, self.acked.get(topic_id)) for topic_id in topic_ids]
+        return [
+            ConsumedOffsets(topic_id, ends, await read_generation(self.store, topic_id))
+            for topic_id, ends in consumed
+            if ends is not None
+        ]
 
     @classmethod
     async def open(cls, folder: Path, is_foreign: bool = False, **more: Any) -> FaultWorld:

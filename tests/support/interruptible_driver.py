@@ -185,7 +185,9 @@ class InterruptibleDriver:
             ranges = ShardRanges(file_opener(outside.files))
             inline = InlineOffload()
             jobs.add(
-                TableRetentionJob(store, self.topics, self.manifests, commits, believed, ranges, inline, effects, clock)
+                TableRetentionJob(
+                    broker, store, self.topics, self.manifests, commits, believed, ranges, inline, effects, clock
+                )
             )
         self.cleaner: FileCleaner | None = None
         if outside.clean_up_delay_ms is not None:

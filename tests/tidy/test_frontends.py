@@ -23,6 +23,7 @@ LOG_RESULTS = {"icestream.wal.appender", "icestream.wal.producer_sequences", "ic
 OWN_USE_CASES = {
     "start",
     "shutdown",
+    "consumed_offsets",
     "on_tables_committed",
     "find_internal_producer",
     "deleted_table_policy",

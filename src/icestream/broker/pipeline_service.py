@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Sequence, Set
 from typing import Any, NamedTuple
 
 import msgspec
 
 from icestream import errors, limits
-from icestream.model.backlog_messages import Backlog, RetainedTopic, TopicBacklog
+from icestream.model.backlog_messages import Backlog, ConsumedOffsets, RetainedTopic, TopicBacklog
 from icestream.model.shard import ShardKey
 from icestream.observability.health import Check
 from icestream.rpc import document
@@ -48,14 +48,16 @@ class PipelineService:
         location: LogLocation,
         table_policy: Callable[[str, int], dict[str, str]],
         retained_topics: Callable[[], list[RetainedTopic]] = list,
+        consumed: Callable[[Collection[int]], Awaitable[list[ConsumedOffsets]]] | None = None,
     ) -> None:
         """`table_policy`: the layout policies of the table of the topic with this name and id. `retained_topics`:
-        returns the next topics with a retention."""
+        returns the next topics with a retention. `consumed`: returns what all consumers of topics have acked."""
         self.log = log
         self.location = location
         self._clock = clock
         self._table_policy = table_policy
         self._retained_topics = retained_topics
+        self._consumed = consumed
         self._state: Document | None = None
         self._reported_ns = 0
         # Starts at the clock, so that numbers which a driver got from an earlier process of this broker are lower.
@@ -125,6 +127,14 @@ class PipelineService:
             for future in waiting:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def consumed(self, topic_ids: Collection[int]) -> list[ConsumedOffsets]:
+        """What all consumers of these topics have acked; without topics of which that is not known."""
+        if len(topic_ids) > limits.RETAINED_TOPICS_MAX:
+            raise errors.InvalidInput(
+                f"{len(topic_ids)} topics in one call", hint=f"at most {limits.RETAINED_TOPICS_MAX}: call again"
+            )
+        return [] if self._consumed is None else await self._consumed(topic_ids)
 
     # --- leases and committed offsets ---
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
@@ -23,6 +23,7 @@ from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.broker_subscription import BrokerSubscription, unknown_subscription
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.broker.cluster_restore import ClusterRestore
+from icestream.broker.consumed_offsets import consumed_ends, keeps_unconsumed, read_generation
 from icestream.broker.danube_partitions import DanubePartitions, PartitionRequest
 from icestream.broker.delivery_health import DeliveryHealth
 from icestream.broker.mqtt.mqtt_options import NO_MQTT, MqttOptions
@@ -48,6 +49,7 @@ from icestream.broker.topic_tombstones import ReturnedTopic
 from icestream.cluster.members import NodeRecord
 from icestream.metadata.node_store import NodeStore
 from icestream.metadata.store import MetadataStore
+from icestream.model.backlog_messages import ConsumedOffsets
 from icestream.model.block import BlockHead
 from icestream.model.block_group import BlockGroup
 from icestream.model.shard import DeclaredGap, ShardKey
@@ -684,9 +686,33 @@ class Broker:
 
         async def change() -> None:
             target = self.subscription(name, subscription)
-            await self._subscriptions.seek(target.deliveries if shard is None else [target.delivery(shard)], start)
+            deliveries = target.deliveries if shard is None else [target.delivery(shard)]
+            await self._subscriptions.seek(self.topics.get(name), deliveries, start)
 
         await self._changes.run(change)
+
+    async def consumed_offsets(self, topic_ids: Collection[int]) -> list[ConsumedOffsets]:
+        """What all consumers of these topics have acked, durably; without topics that have no consumer, or of which
+        a consumer is unknown now."""
+
+        async def read() -> list[ConsumedOffsets]:
+            consumed: list[ConsumedOffsets] = []
+            topics = [topic for topic in self.topics if topic.record.id in topic_ids and keeps_unconsumed(topic)]
+            for topic in topics:
+                generation = await read_generation(self.store, topic.record.id)
+                # Sessions that cannot be read now may be owed anything.
+                ends = consumed_ends(topic, self.mqtt.first_unacked) if self.mqtt.is_owing_known else {}
+                if ends:
+                    consumed.append(ConsumedOffsets(topic.record.id, ends, generation))
+            return consumed
+
+        # As a change, so that none is half done; and no cursor is behind these ends when they are returned.
+        consumed = await self._changes.run(read)
+        if consumed:
+            self.mqtt.write_acks()
+            await self.storage.flush_cursors()
+            await self.storage.wait_durable()
+        return consumed
 
     def subscription(self, name: TopicName, subscription: str) -> BrokerSubscription:
         """The subscription of this name. Raises UnknownTopic, TopicElsewhere, UnknownSubscription."""

@@ -14,6 +14,7 @@ from icestream.broker.broker_consumer import BrokerConsumer, ConsumerSink
 from icestream.broker.broker_options import BrokerOptions
 from icestream.broker.broker_subscription import BrokerSubscription, unknown_subscription
 from icestream.broker.broker_topic import BrokerTopic
+from icestream.broker.consumed_offsets import advance_generation
 from icestream.broker.dead_letter_writer import DeadLetterWriter, InternalProducers
 from icestream.broker.delivery_health import DeliveryHealth
 from icestream.broker.dispatch.best_effort import NO_ROOM, BestEffortDispatcher, KeySharedBestEffortDispatcher
@@ -104,6 +105,7 @@ class SubscriptionRegistry:
 
         Raises InvalidInput for an invalid failure policy, AlreadyExists after a concurrent creation.
         """
+        await advance_generation(self._store, [topic])
         pending = await self.pending_settings.get(topic.name, name) or records.PendingSubscription()
         policy = failure or pending.failure
         record = records.SubscriptionRecord(
@@ -251,8 +253,9 @@ class SubscriptionRegistry:
                 offset = await stream.offset_after_snapshot(start.value)
         return min(max(offset, 0), stream.visible)
 
-    async def seek(self, deliveries: Sequence[ShardDelivery], start: SubscriptionStart) -> None:
+    async def seek(self, topic: BrokerTopic, deliveries: Sequence[ShardDelivery], start: SubscriptionStart) -> None:
         """Moves the deliveries to a start, all in the same moment, then writes their cursors in one transaction."""
+        await advance_generation(self._store, [topic])
         # All positions first: finding one may wait for a table, and none of the shards moves if that fails.
         positions = [await self.position(delivery.stream, start) for delivery in deliveries]
         for delivery, position in zip(deliveries, positions, strict=True):

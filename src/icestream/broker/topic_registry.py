@@ -180,10 +180,22 @@ class TopicRegistry:
         policies, record = topic.policies, topic.record
         bytes_max, age_max_ms = policies.retention_bytes or 0, policies.retention_ms or 0
         messages_max = policies.retention_messages or 0
+        kept = RetainedTopic(
+            record.id,
+            str(topic.name),
+            bytes_max,
+            messages_max,
+            age_max_ms,
+            policies.retention_until_consumed_bytes or 0,
+            policies.retention_until_consumed_ms or 0,
+        )
+        if kept.is_until_consumed:
+            # What is acked leaves the log with its commit; what is not stays up to its own bound alone.
+            bytes_max, age_max_ms, messages_max = kept.unconsumed_bytes_max, kept.unconsumed_age_ms, 0
         self._storage.set_retention(record.id, record.shards, bytes_max, age_max_ms, messages_max)
         self._retained.pop(record.id, None)
         if bytes_max or age_max_ms or messages_max:
-            self._retained[record.id] = RetainedTopic(record.id, str(topic.name), bytes_max, messages_max, age_max_ms)
+            self._retained[record.id] = kept
 
     def next_retained_topics(self) -> list[RetainedTopic]:
         """The next topics of this node with a retention, for its pipeline; each call returns those after the last."""

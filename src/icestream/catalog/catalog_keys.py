@@ -18,6 +18,9 @@
     /holds/{table uuid}/{holder}                     HoldRecord: a backup needs snapshots of it (catalog_holds.py)
     /retired/{table uuid}/{slot}                     RetiredFilesRecord: metadata files that a commit retired, at slot
                                                      version % CATALOG_RETIRED_SLOTS
+    /consumers/{topic id}                            empty: its revision is the consumer generation of a topic that
+                                                     keeps what is not consumed. A broker writes it before a consumer
+                                                     is created, or moved back (broker/consumed_offsets.py)
     /snapshots/{topic id}/open, /{slot}              blocks of snapshot marks (snapshot_map.py)
     /pipeline/lease                                  LeaseRecord, written by the pipeline of a single node
     /pipeline/lease/{node}                           the same, for each node of a cluster
@@ -58,6 +61,7 @@ FORMER: Final = f"{ROOT}former/"
 DELETED_TOPICS: Final = f"{ROOT}deleted_topics/"
 RETAINED: Final = f"{ROOT}retained/"
 RETIRED: Final = "/retired/"
+CONSUMERS: Final = "/consumers/"
 HOLDS: Final = "/holds/"
 MARKS: Final = "/snapshots/"
 FOREIGN_TABLES: Final = "/pipeline/tables/"
@@ -146,6 +150,10 @@ def foreign_table_key(topic_id: int) -> str:
 
 def retained_key(topic_id: int) -> str:
     return f"{RETAINED}{topic_id}"
+
+
+def consumers_key(topic_id: int) -> str:
+    return f"{CONSUMERS}{topic_id}"
 
 
 def retention_key(topic_id: int) -> str:

@@ -93,6 +93,7 @@ class TopicBindings:
                 if retained is not None and grace_ms
                 else Delete(retained_key),
                 Delete(catalog_keys.retention_key(topic_id)),
+                Delete(catalog_keys.consumers_key(topic_id)),
             ]
             if entry is not None:
                 table = catalog_records.decode(TopicTableRecord, key, entry)

@@ -74,6 +74,7 @@ PROCESS_CALLS: Final[Mapping[str, frozenset[str]]] = {
         "pipeline_lease",
         "pipeline_committed",
         "pipeline_reopen",
+        "pipeline_consumed",
         "pipeline_state",
         "pipeline_name",
     },

@@ -7,6 +7,8 @@ pipeline_lease      lease, epoch, files, ttl_ms    token: opens these files over
                                                    these log files; repeat to renew; no files to end it
 pipeline_committed  positions, reopenings          nothing. Raises committed offsets: [[topic_id, shard, offset], …]
 pipeline_reopen     positions                      floors, in the same form: lowered as far as the log has the messages
+pipeline_consumed   topic_ids                      topics: [[topic_id, {shard: end}, generation], …]: what all consumers
+                                                   have acked, for topics of which that is known
 pipeline_state      state                          state, age_ms. The driver reports its state; nil only reads it
 pipeline_name                                      name: of the lease of this node's driver, empty without a cluster
 """
@@ -28,6 +30,7 @@ PIPELINE_METHODS: Final = (
     "pipeline_lease",
     "pipeline_committed",
     "pipeline_reopen",
+    "pipeline_consumed",
     "pipeline_state",
     "pipeline_name",
 )
@@ -57,6 +60,10 @@ class ReportCommitted(msgspec.Struct):
 
 class ReopenOffsets(msgspec.Struct):
     positions: list[tuple[int, int, int]]
+
+
+class AskConsumed(msgspec.Struct):
+    topic_ids: list[int]
 
 
 class ReportState(msgspec.Struct):
@@ -117,6 +124,15 @@ class PipelineCalls:
     async def pipeline_reopen(self, caller: Caller, arguments: Document) -> Document:
         floors = await self._service.reopen(decode_arguments(ReopenOffsets, arguments).positions)
         return {"floors": [list(floor) for floor in floors]}
+
+    async def pipeline_consumed(self, caller: Caller, arguments: Document) -> Document:
+        consumed = await self._service.consumed(decode_arguments(AskConsumed, arguments).topic_ids)
+        # Shards as text: keys of documents are.
+        return {
+            "topics": [
+                [item.topic_id, {str(s): end for s, end in item.ends.items()}, item.generation] for item in consumed
+            ]
+        }
 
     async def pipeline_state(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(ReportState, arguments)

@@ -20,6 +20,8 @@ The calls on the broker's local socket (internal_api/pipeline_calls.py); a Backl
                          backlog that they were made by: of shards that went back since nothing is taken      nothing
     pipeline_reopen      positions, as above: the tables end there. Floors go down, as far as the log has it
                                                           floors [[topic_id, shard, offset], …]: where they are then
+    pipeline_consumed    topic_ids                        topics: [[topic_id, {shard: end}, generation], …] of those
+                                                          that have a consumer, and all of them are known
     pipeline_state       state, a document; nil only asks  state, age_ms: the last one that was said
 """
 
@@ -77,6 +79,22 @@ class RetainedTopic(msgspec.Struct, frozen=True, array_like=True):
     bytes_max: int = 0
     messages_max: int = 0
     age_ms: int = 0
+    # The upper bound of messages that are kept because a consumer has not acked them; both 0: acks do not matter.
+    unconsumed_bytes_max: int = 0
+    unconsumed_age_ms: int = 0
+
+    @property
+    def is_until_consumed(self) -> bool:
+        return bool(self.unconsumed_bytes_max or self.unconsumed_age_ms)
+
+
+class ConsumedOffsets(msgspec.Struct, frozen=True, array_like=True):
+    """What all consumers of a topic have acked, durably: subscriptions, and durable MQTT sessions."""
+
+    topic_id: int
+    ends: dict[int, int]  # by shard: everything below is acked by all of them
+    # Another one once a consumer may begin below `ends`: it was created or moved. The commit of a removal compares it.
+    generation: int
 
 
 class PassedOver(msgspec.Struct, frozen=True):

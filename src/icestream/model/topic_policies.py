@@ -56,6 +56,14 @@ class TopicPolicy:
     accepts_none: bool = False  # `none` is a value of it: on the command line only an empty text unsets it
 
 
+def _check_upper_bound(value: int) -> None:
+    """Raises InvalidInput for 0: one consumer that never acks would fill the disk."""
+    if value == 0:
+        raise errors.InvalidInput(
+            "unconsumed messages need an upper bound: 0 is none", hint="unset the policy to ignore acks"
+        )
+
+
 class PolicyValues(msgspec.Struct, frozen=True, omit_defaults=True):
     """null: inherited from the namespace, else unlimited or the current setting of the table. 0: unlimited."""
 
@@ -104,6 +112,26 @@ class PolicyValues(msgspec.Struct, frozen=True, omit_defaults=True):
         TopicPolicy(
             "Age of messages in milliseconds; older ones are removed from the log and from its table, in whole files.",
             applies=Applies.NEXT_RETENTION_STEP,
+        ),
+    ] = None
+    retention_until_consumed_ms: Annotated[
+        Count | None,
+        TopicPolicy(
+            "Age in milliseconds up to which messages are kept that a subscription or a durable MQTT session has not "
+            "acked, beyond the other limits of retention. Without other limits a message goes once all have acked it.",
+            unset="acks do not matter",
+            applies=Applies.NEXT_RETENTION_STEP,
+            check=_check_upper_bound,
+        ),
+    ] = None
+    retention_until_consumed_bytes: Annotated[
+        Count | None,
+        TopicPolicy(
+            "The same with a bound in bytes: of the log and of the table. With both, the first bound that is reached "
+            "counts.",
+            unset="acks do not matter",
+            applies=Applies.NEXT_RETENTION_STEP,
+            check=_check_upper_bound,
         ),
     ] = None
     partitioning: Annotated[

@@ -333,6 +333,10 @@ ARCHIVE_RELEASES = Counter(
 )
 RETENTION_ROWS = Counter("icestream_retention_removed_messages_total", "Messages that a retention removed from tables.")
 RETENTION_BYTES = Counter("icestream_retention_removed_bytes_total", "Bytes of data files that a retention removed.")
+RETENTION_UNCONSUMED = Counter(
+    "icestream_retention_unconsumed_messages_total",
+    "Messages that retention removed at their upper bound although a consumer had not acked them.",
+)
 RETENTION_CLOCK_BELIEVED = Gauge(
     "icestream_retention_clock_believed", "0 while the clock is not believed and nothing is removed by age, else 1."
 )

@@ -163,7 +163,14 @@ class BrokerNode:
         self.door = BrokerDoor(self.broker, self.access_control, self.services.role_secrets)
         topics = self.broker.topics
         self.ingest = (
-            PipelineService(log, clock, self._log_location(), topics.table_policy, topics.next_retained_topics)
+            PipelineService(
+                log,
+                clock,
+                self._log_location(),
+                topics.table_policy,
+                topics.next_retained_topics,
+                self.broker.consumed_offsets,
+            )
             if log is not None
             else None
         )

@@ -200,7 +200,7 @@ async def _open_driver(
         ranges = ShardRanges(file_opener(files, table_roots(settings)))
         jobs.add(
             TableRetentionJob(
-                store, tables, manifests, commits, retention_clock, ranges, manifest_thread, effects, clock
+                broker, store, tables, manifests, commits, retention_clock, ranges, manifest_thread, effects, clock
             )
         )
     care = compaction_options(settings, storage, is_clustered=bool(lease_name))

@@ -472,12 +472,12 @@ class ConnectedClient:
         if parsed.is_shared:
             service.join_group(session, parsed, options, synced)
             return qos
-        starts = None
-        if start is not None:
-            current = session.state.open_generation(text)
-            if current is None or current.record.replay_from != start.text:
-                starts = await service.replay_starts(start)
-        service.subscribe(session, parsed.filter, options, synced, starts)
+        current = session.state.open_generation(text)
+        if start is not None and (current is None or current.record.replay_from != start.text):
+            async with service.placing_replay(start) as starts:
+                service.subscribe(session, parsed.filter, options, synced, starts)
+        else:
+            service.subscribe(session, parsed.filter, options, synced)
         is_sent = request.retain_handling == 0 or (request.retain_handling == 1 and is_new)
         if is_sent and start is None:
             retained += self._matching_retained(parsed.filter, options)

@@ -19,13 +19,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
 from icestream import errors, limits
 from icestream.broker.alarm import Alarm
 from icestream.broker.broker_topic import BrokerTopic
+from icestream.broker.consumed_offsets import advance_generation
 from icestream.broker.mqtt.client_link import ClientLink, ConnectRequest
 from icestream.broker.mqtt.connected_client import ConnectedClient, SyncBarrier
 from icestream.broker.mqtt.message_routes import RouteTable, RouteTarget
@@ -131,6 +132,7 @@ class MqttService:
         self._flush_alarm = Alarm(clock, self._tasks, self._flush)
         self._opening: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._placed_replays = 0  # whose subscriptions are not known yet
         self._changing_routes = asyncio.Lock()
         self._generations = RouteGenerations(store)
         # Whether a will may still be published: its owner, client id, topic, and the topic that stores it.
@@ -452,6 +454,35 @@ class MqttService:
         for reader in [*self._sessions.values(), *self._groups.values()]:
             reader.stop()
         self._clients.clear()
+
+    # --- what durable sessions have not acked ---
+
+    @property
+    def is_owing_known(self) -> bool:
+        """False while durable sessions may exist that are not read, or a replay is being placed."""
+        return not self._placed_replays and (self._is_open or not self.storage.has_shard(_SESSIONS))
+
+    def first_unacked(self, key: ShardKey) -> int | None:
+        """The first offset of a shard that a durable session, or a replay of one, has not acked; None if none reads
+        the shard."""
+        if not self._is_open:
+            return None
+        offsets: list[int] = []
+        table = self.log.table
+        for state in table.sessions.values():
+            if state.is_ending or not self.log.is_stored(state.id):
+                continue
+            readers = {item.record.reader for item in state.generations.values() if key in item.bounds}
+            offsets += [table.start_of(state, key, reader) for reader in readers]
+            for record in state.in_flight.records():
+                if (record.topic_id, record.shard) == key:
+                    offsets.append(record.spans[0][0] if isinstance(record, rec.InFlightRun) else record.offset)
+        return min(offsets, default=None)
+
+    def write_acks(self) -> None:
+        """Appends acks and positions that wait for the next write."""
+        if self._is_open:
+            self.log.flush()
 
     # --- backup and restore ---
 
@@ -923,7 +954,18 @@ class MqttService:
         if options.qos and session.is_kept:
             self.persistence.add(topic_filter, state.id)
 
-    async def replay_starts(self, start: ReplayStart) -> dict[ShardKey, int]:
+    @contextlib.asynccontextmanager
+    async def placing_replay(self, start: ReplayStart) -> AsyncIterator[dict[ShardKey, int]]:
+        """The first offset of a replay in each shard, until it is subscribed: nothing goes meanwhile because all that
+        are known have acked it (hazard 87)."""
+        self._placed_replays += 1
+        try:
+            await advance_generation(self._store, [target.topic for target in self.routes.targets])
+            yield await self._replay_starts(start)
+        finally:
+            self._placed_replays -= 1
+
+    async def _replay_starts(self, start: ReplayStart) -> dict[ShardKey, int]:
         """The first offset of a replay in each shard; the time is resolved once (hazard 71)."""
         starts: dict[ShardKey, int] = {}
         for key, feed in self.feeds.items():

@@ -109,7 +109,7 @@ class JudgedChange(NamedTuple):
         loaded, decision = self.loaded, self.decision
         if loaded is None or decision.first is None or decision.binding is None:
             return None
-        return RetainedChange(decision.binding.topic_id, decision.first, loaded.retained_entry)
+        return RetainedChange(decision.binding.topic_id, decision.first, loaded.retained_entry, decision.consumers)
 
 
 Commits = Mapping[Identifier, CommitRequest]
@@ -270,12 +270,17 @@ class TableCommits:
         return judged + [await self._judge_create(identifier, commits[identifier], now_ms) for identifier in created]
 
     async def _with_retained(self, table: LoadedState, commit: CommitRequest) -> LoadedState:
-        """Returns the table with the first kept offsets of its topic, if the decision depends on them."""
+        """Returns the table with the first kept offsets and the consumer generation of its topic, if the decision
+        depends on them."""
         topic_id = commit_rules.retained_topic(commit.requirements)
         if topic_id is None:
             return table
         entry = await self._runner.store.get(catalog_keys.retained_key(topic_id))
-        state = table.state._replace(first=commit_plans.first_kept(topic_id, entry))
+        consumers = await self._runner.store.get(catalog_keys.consumers_key(topic_id))
+        state = table.state._replace(
+            first=commit_plans.first_kept(topic_id, entry),
+            consumers=0 if consumers is None else consumers.mod_revision,
+        )
         return table._replace(state=state, retained_entry=entry)
 
     async def _with_file_changes(

@@ -39,6 +39,7 @@ class RetainedChange(NamedTuple):
     topic_id: int
     first: Mapping[int, int]
     before: Entry | None  # None: nothing was removed so far
+    consumers: int | None = None  # the consumer generation that must be in force; None: acks did not matter
 
 
 class PlannedChange(NamedTuple):
@@ -165,7 +166,13 @@ def _with_retained(transaction: PlannedTransaction, change: RetainedChange, now_
     key = catalog_keys.retained_key(change.topic_id)
     unchanged = cmd.Absent(key) if change.before is None else cmd.AtRevision(key, change.before.mod_revision)
     record = RetainedRecord(dict(sorted(change.first.items())), now_ms)
-    return transaction.with_more([unchanged], [cmd.Put(key, catalog_records.encode(record))])
+    comparisons: list[cmd.Compare] = [unchanged]
+    if change.consumers is not None:
+        consumers_key = catalog_keys.consumers_key(change.topic_id)
+        comparisons.append(
+            cmd.AtRevision(consumers_key, change.consumers) if change.consumers else cmd.Absent(consumers_key)
+        )
+    return transaction.with_more(comparisons, [cmd.Put(key, catalog_records.encode(record))])
 
 
 def _retire(record: TableRecord, files: Sequence[str], now_ms: int) -> cmd.Put:

@@ -50,6 +50,7 @@ class TableState(NamedTuple):
     binding: Binding | None = None
     removals: Removals = ()
     first: Mapping[int, int] = MappingProxyType({})  # the first kept offsets of the topic; read for a retention alone
+    consumers: int = 0  # the consumer generation of the topic; read for a retention alone
 
 
 class CommitRequest(NamedTuple):
@@ -70,6 +71,7 @@ class CommitDecision(NamedTuple):
     repeated: int | None = None  # the snapshot of the round or rewrite that was committed before
     is_round: bool = False  # a commit of the pipeline: it synced its files, and its lease is compared
     first: Mapping[int, int] | None = None  # of a retention: the first kept offsets after it
+    consumers: int | None = None  # of a retention for which acks matter: the consumer generation that must be in force
 
 
 def pipeline_claims(requirements: Iterable[Object]) -> list[Object]:
@@ -173,7 +175,8 @@ def _judge_job(
     if request.file_changes is None:
         raise errors.InvalidInput("the commit of a job needs a manifest list in its snapshot and in the one before it")
     if isinstance(claim, RetentionClaim):
-        return decision._replace(first=check_retention(claim, request.file_changes, state.binding, state.first))
+        first = check_retention(claim, request.file_changes, state.binding, state.first, state.consumers)
+        return decision._replace(first=first, consumers=claim.consumers)
     check_files(claim, request.file_changes, state.binding)
     return decision
 

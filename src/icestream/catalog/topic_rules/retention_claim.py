@@ -1,11 +1,14 @@
 """`assert-icestream-job` of the kind `retention`: a commit that removes a topic's oldest rows (hazards 85, 86).
 
     {"type": "assert-icestream-job", "kind": "retention", "topic-id": 12, "round-id": "<UUID>", "pipeline-epoch": 3,
-     "removed": ["file:/…/a.parquet"], "first": {"0": 1200}, "lease": "<id of a node>"}
+     "removed": ["file:/…/a.parquet"], "first": {"0": 1200}, "consumers": 812, "lease": "<id of a node>"}
 
 removed     data files that are live in the table before the commit, and not after it. Every row of them lies below
             `first`. Nothing else changes: a commit that adds a file, or removes another one, is refused
 first       per shard the first kept offset after the commit; a shard that is not named keeps the one that it has
+
+consumers   the consumer generation of the topic that the removal was planned with, if acks decided about it: a
+            subscription that was created or moved back since would miss what goes (hazard 87). Optional
 
 `first` stands in a record of the topic, not of its table (RetainedRecord), which the same transaction writes. It only
 rises: whatever an engine or an operator does to the table later, offsets below it stay removed for readers and for
@@ -40,6 +43,7 @@ class RetentionClaim(NamedTuple):
     removed: frozenset[str]  # locations
     first: Mapping[int, int]
     lease: str = ""
+    consumers: int | None = None  # the consumer generation; None: acks did not matter
 
     @property
     def sum(self) -> int:
@@ -56,6 +60,7 @@ def read_job(requirement: Object) -> RewriteClaim | RetentionClaim:
 
 def retention_requirement(claim: RetentionClaim, round_id: str) -> Object:
     """The requirement of a claim; `round_id` as text. The lease is added by the ledger that has one."""
+    consumers = {} if claim.consumers is None else {"consumers": claim.consumers}
     return {
         "type": JOB_TYPE,
         "kind": RETENTION_KIND,
@@ -64,6 +69,7 @@ def retention_requirement(claim: RetentionClaim, round_id: str) -> Object:
         "pipeline-epoch": claim.pipeline_epoch,
         "removed": sorted(claim.removed),
         "first": {str(shard): offset for shard, offset in sorted(claim.first.items())},
+        **consumers,
     }
 
 
@@ -75,6 +81,7 @@ def _read_retention(requirement: Object) -> RetentionClaim:
         read_locations(requirement, "removed"),
         _read_first(requirement),
         read_lease(requirement),
+        not_negative(requirement, "consumers") if "consumers" in requirement else None,
     )
 
 
@@ -95,13 +102,16 @@ def _read_first(requirement: Object) -> Mapping[int, int]:
 
 
 def check_retention(
-    claim: RetentionClaim, changes: FileChanges, binding: Binding, first: Mapping[int, int]
+    claim: RetentionClaim, changes: FileChanges, binding: Binding, first: Mapping[int, int], consumers: int = 0
 ) -> dict[int, int]:
     """The first kept offsets of the topic after a retention. `first`: before it. `changes`: of its snapshot.
+    `consumers`: the consumer generation of the topic.
 
     Raises RangeRefused for a retention that does not fit the table any more, to be planned again, and Contradiction for
     one that would remove a row at or above the first kept offset, or anything that it does not name.
     """
+    if claim.consumers is not None and claim.consumers != consumers:
+        raise range_refused(binding, "consumers_changed", f"a consumer of topic {binding.topic} was created or moved")
     removed = {file.location for file in changes.removed}
     if gone := claim.removed - removed:
         raise range_refused(binding, "not_live", f"{min(gone)} is not a live file of the table any more")

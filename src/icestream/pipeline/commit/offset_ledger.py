@@ -45,6 +45,7 @@ class TopicCommit(NamedTuple):
     operation: Operation = Operation.APPEND
     removed_files: Sequence[str] = ()  # locations of data files in the table: of a rewrite, their rows are in `files`
     first: Mapping[int, int] = MappingProxyType({})  # of a retention: the first kept offset of each shard after it
+    consumers: int | None = None  # of a retention: the consumer generation that must be in force
     removed_rows: RowDigest = RowDigest()  # of a rewrite: the digest of the removed files, and that of `files`
     added_rows: RowDigest = RowDigest()
     deleted_rows: RowDigest = RowDigest()  # of a rewrite: what delete files delete from the removed files
@@ -133,7 +134,9 @@ def job_claim(commit: TopicCommit) -> RewriteClaim | RetentionClaim:
     """The claim of a rewrite or a retention, as our own catalog reads it from the requirement."""
     if commit.is_retention:
         removed = frozenset(commit.removed_files)
-        return RetentionClaim(commit.round_id, commit.table.topic_id, commit.epoch, removed, commit.first)
+        return RetentionClaim(
+            commit.round_id, commit.table.topic_id, commit.epoch, removed, commit.first, consumers=commit.consumers
+        )
     return rewrite_claim(commit)
 
 

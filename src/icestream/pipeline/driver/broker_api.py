@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from icestream import errors, limits
-from icestream.model.backlog_messages import Backlog, decode_backlog
+from icestream.model.backlog_messages import Backlog, ConsumedOffsets, decode_backlog
 from icestream.rpc import document
 from icestream.rpc.link_keeper import LinkKeeper
 
@@ -31,6 +33,10 @@ class BrokerApi(Protocol):
 
     async def reopen(self, positions: Iterable[tuple[int, int, int]]) -> None:
         """Everything from these positions on is in the table no longer."""
+
+    async def consumed(self, topic_ids: Sequence[int]) -> dict[int, ConsumedOffsets]:
+        """Returns what all consumers of these topics have acked, by topic id; without topics of which that is not
+        known. At most RETAINED_TOPICS_MAX."""
 
     async def send_state(self, state: dict[str, Any]) -> None:
         """Reports the state of the driver, for `icestream pipeline status`."""
@@ -61,6 +67,14 @@ class BrokerClient:
     async def reopen(self, positions: Iterable[tuple[int, int, int]]) -> None:
         for batch in _batches(positions):
             await self._keeper.call("pipeline_reopen", {"positions": batch})
+
+    async def consumed(self, topic_ids: Sequence[int]) -> dict[int, ConsumedOffsets]:
+        answer = await self._keeper.call("pipeline_consumed", {"topic_ids": list(topic_ids)})
+        try:
+            topics = msgspec.convert(answer.get("topics"), list[ConsumedOffsets], strict=False)
+        except msgspec.ValidationError as error:
+            raise errors.DecodeError(f"pipeline_consumed: {error}") from None
+        return {consumed.topic_id: consumed for consumed in topics}
 
     async def lease_name(self) -> str:
         """Returns the name of the lease of this broker's driver: in a cluster the id of its node."""

@@ -51,6 +51,7 @@ class TableRetention(NamedTuple):
     table: TopicTable
     removed_files: Sequence[str]  # locations
     first: Mapping[int, int]
+    consumers: int | None = None  # the consumer generation that must be in force; None: acks did not matter
 
 
 def planned_number(table: TableMetadata) -> int:
@@ -95,6 +96,7 @@ class RewriteCommit:
                 Operation.DELETE,
                 change.removed_files,
                 change.first,
+                consumers=change.consumers,
             )
         return TopicCommit(
             change.table,

@@ -55,16 +55,23 @@ class RetentionIndex(msgspec.Struct, frozen=True, omit_defaults=True):
         # The difference either way: a clock that went back must not make a point with every look.
         return dict(committed) == last.ends or abs(now_ms - last.time_ms) < interval_ms(age_ms, len(committed))
 
-    def with_point(self, committed: Mapping[int, int], age_ms: int, now_ms: int) -> RetentionIndex:
-        """The index with the present offsets, and without points that decide nothing any more."""
+    def with_point(self, committed: Mapping[int, int], age_ms: int, now_ms: int, history_ms: int = 0) -> RetentionIndex:
+        """The index with the present offsets, and without points that decide nothing any more.
+
+        `history_ms`: a second, longer age that is asked for (of what is not consumed); points between the two are as
+        far apart as that one needs them.
+        """
         # A table that was rewound commits the offsets above `committed` again, later than the points say.
         points = [
             CommitPoint(point.time_ms, {shard: min(end, committed.get(shard, 0)) for shard, end in point.ends.items()})
             for point in self.points
         ]
         points.append(CommitPoint(now_ms, dict(committed)))
+        history_ms = max(age_ms, history_ms)
         # Of the expired points the last one says everything.
-        del points[: max(0, _expired_points(points, age_ms, now_ms) - 1)]
+        del points[: max(0, _expired_points(points, history_ms, now_ms) - 1)]
+        if history_ms > age_ms:
+            points = _thinned(points, now_ms - age_ms, interval_ms(history_ms, len(committed)))
         return msgspec.structs.replace(self, points=tuple(points[-limits.RETENTION_POINTS_MAX :]))
 
     # --- how much one day may remove ---
@@ -104,6 +111,17 @@ def interval_ms(age_ms: int, shards: int) -> int:
     """The time between two points: rows of that span go together, so it is a small part of their age."""
     points = min(limits.RETENTION_POINTS_MAX // 2, max(limits.RETENTION_POINT_OFFSETS_MAX // max(shards, 1), 4))
     return max(limits.RETENTION_POINT_MS_MIN, age_ms // points)
+
+
+def _thinned(points: Sequence[CommitPoint], until_ms: int, step_ms: int) -> list[CommitPoint]:
+    """The points, those before `until_ms` at least `step_ms` apart. A point that is left out makes rows older than they
+    are for nobody: the next one covers them later."""
+    kept: list[CommitPoint] = []
+    for point in points:
+        if kept and point.time_ms < until_ms and 0 <= point.time_ms - kept[-1].time_ms < step_ms:
+            continue
+        kept.append(point)
+    return kept
 
 
 def _expired_points(points: Sequence[CommitPoint], age_ms: int, now_ms: int) -> int:

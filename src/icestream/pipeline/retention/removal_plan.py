@@ -2,6 +2,9 @@
 
     bytes, messages    the oldest files go as long as the rest is still at least that much
     age                a file goes if all its rows are too old: by the index of commit times, and by their append times
+    consumed           where acks matter (hazard 87): of the files above, those that all consumers have acked; without
+                       a limit by bytes, messages or age every such file
+    upper bound        beyond the bytes or the age up to which unconsumed messages are kept, acked or not
     always             a file whose rows all lie below the first kept offset already: a rollback had brought it back
 
 Then the files are made a prefix of each shard. The first kept offset of a shard is the lowest one of any file that
@@ -15,6 +18,7 @@ decides something; they are read, and then it is planned.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from icestream.catalog.topic_rules.retention_claim import is_below
@@ -27,10 +31,23 @@ class RetentionLimits(NamedTuple):
     bytes_max: int = 0
     messages_max: int = 0
     age_ms: int = 0
+    # The upper bound of what no consumer has acked; both 0: acks do not matter.
+    unconsumed_bytes_max: int = 0
+    unconsumed_age_ms: int = 0
 
     @property
-    def is_unlimited(self) -> bool:
-        return self == RetentionLimits()
+    def is_until_consumed(self) -> bool:
+        return bool(self.unconsumed_bytes_max or self.unconsumed_age_ms)
+
+    @property
+    def has_limit(self) -> bool:
+        """True if something may go whether or not it was acked, where acks do not matter."""
+        return bool(self.bytes_max or self.messages_max or self.age_ms)
+
+    @property
+    def history_ms(self) -> int:
+        """How long messages may be kept; 0: for ever."""
+        return max(self.age_ms, self.unconsumed_age_ms)
 
 
 class StoredFile(NamedTuple):
@@ -72,6 +89,9 @@ class RetentionState(NamedTuple):
     now_us: int
     rows_by_age_max: int  # how many rows may go by age; one file always may
     is_one_allowed: bool = True  # nothing was removed by age today
+    # Where acks matter: per shard the offset below which all consumers have acked everything; empty: not known, or none
+    consumed: Mapping[int, int] = MappingProxyType({})
+    beyond: Mapping[int, int] = MappingProxyType({})  # as `expired`, by the upper bound of what is not consumed
 
 
 class RetentionPlan(NamedTuple):
@@ -81,6 +101,8 @@ class RetentionPlan(NamedTuple):
     first: dict[int, int]
     rows_by_age: int
     is_held_back: bool  # more is too old than one day may remove
+    unconsumed_rows: int = 0  # in files that go by the upper bound, before all consumers have acked them
+    is_by_acks: bool = False  # acks decided about a file
 
     @property
     def rows(self) -> int:
@@ -90,13 +112,13 @@ class RetentionPlan(NamedTuple):
 def plan_removal(kept: RetentionLimits, state: RetentionState) -> RetentionPlan | None:
     """The files to remove now; None if there are none."""
     oldest_first = sorted(state.files, key=lambda stored: (stored.newest_us or 0, stored.file.sequence_number))
-    by_size = _beyond_size(kept, oldest_first)
     leftovers = {stored.file.location for stored in oldest_first if stored.is_below(state.first)}
+    by_size = _may_go_by_size(kept, oldest_first, state)
     by_age: dict[str, int] = {}
     is_held_back = False
     for stored in oldest_first:
         location = stored.file.location
-        if location in by_size or location in leftovers or not _is_expired(kept, stored, state):
+        if location in by_size or location in leftovers or not _may_go_by_age(kept, stored, state):
             continue
         rows = sum(by_age.values()) + stored.file.rows
         if rows > state.rows_by_age_max and (by_age or not state.is_one_allowed):
@@ -112,18 +134,49 @@ def plan_removal(kept: RetentionLimits, state: RetentionState) -> RetentionPlan 
     if not removed:
         return None
     rows_by_age = sum(by_age.get(stored.file.location, 0) for stored in removed)
-    return RetentionPlan(removed, first, rows_by_age, is_held_back)
+    if not kept.is_until_consumed:
+        return RetentionPlan(removed, first, rows_by_age, is_held_back)
+    new = [stored for stored in removed if stored.file.location not in leftovers]
+    unconsumed = [stored for stored in new if not stored.is_below(state.consumed)]
+    return RetentionPlan(
+        removed,
+        first,
+        rows_by_age,
+        is_held_back,
+        sum(stored.file.rows for stored in unconsumed),
+        len(unconsumed) < len(new),
+    )
+
+
+def _may_go_by_size(kept: RetentionLimits, oldest_first: Sequence[StoredFile], state: RetentionState) -> set[str]:
+    """The files that may go for their bytes or messages, or because they were acked."""
+    by_size = _beyond_size(kept, oldest_first)
+    if not kept.is_until_consumed:
+        return by_size
+    acked = {stored.file.location for stored in oldest_first if stored.is_below(state.consumed)}
+    upper = RetentionLimits(bytes_max=kept.unconsumed_bytes_max)
+    return (by_size & acked if kept.has_limit else acked) | _beyond_size(upper, oldest_first)
+
+
+def _may_go_by_age(kept: RetentionLimits, stored: StoredFile, state: RetentionState) -> bool:
+    if not kept.is_until_consumed:
+        return _is_expired(kept.age_ms, stored, state.expired, state.now_us)
+    is_acked = stored.is_below(state.consumed)
+    return (is_acked and _is_expired(kept.age_ms, stored, state.expired, state.now_us)) or _is_expired(
+        kept.unconsumed_age_ms, stored, state.beyond, state.now_us
+    )
 
 
 def unread_files(kept: RetentionLimits, state: RetentionState) -> list[StoredFile]:
     """The files of several shards that have to be read before a removal is planned, the oldest first: those that may
     have to go, and those that stay and may hold an offset below the end of one that goes."""
     oldest_first = sorted(state.files, key=lambda stored: (stored.newest_us or 0, stored.file.sequence_number))
-    by_size = _beyond_size(kept, oldest_first)
+    by_size = _beyond_size(kept, oldest_first) | _may_go_by_size(kept, oldest_first, state)
+    marks = (state.first, state.expired, state.beyond, {} if kept.has_limit else state.consumed)
     may_go = [
         stored
         for stored in oldest_first
-        if stored.file.location in by_size or is_below(stored.file, state.first) or is_below(stored.file, state.expired)
+        if stored.file.location in by_size or any(is_below(stored.file, mark) for mark in marks if mark)
     ]
     highest = max((stored.file.offsets.high for stored in may_go if stored.file.offsets is not None), default=-1)
     locations = {stored.file.location for stored in may_go}
@@ -155,14 +208,14 @@ def _beyond_size(kept: RetentionLimits, oldest_first: Iterable[StoredFile]) -> s
     return beyond
 
 
-def _is_expired(kept: RetentionLimits, stored: StoredFile, state: RetentionState) -> bool:
+def _is_expired(age_ms: int, stored: StoredFile, expired: Mapping[int, int], now_us: int) -> bool:
     # Both: a commit time alone would remove a row whose producer's node was ahead, a file's times alone one that was
     # appended with a clock that was behind.
     return (
-        bool(kept.age_ms)
-        and stored.is_below(state.expired)
+        bool(age_ms)
+        and stored.is_below(expired)
         and stored.newest_us is not None
-        and stored.newest_us <= state.now_us - kept.age_ms * 1000
+        and stored.newest_us <= now_us - age_ms * 1000
     )
 
 

@@ -12,7 +12,7 @@ day, and has removed nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -26,11 +26,12 @@ from icestream.iceberg.conversions import integer_from_bytes
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifests import DATA_CONTENT
 from icestream.metadata.store import MetadataStore
-from icestream.model.backlog_messages import RetainedTopic
+from icestream.model.backlog_messages import ConsumedOffsets, RetainedTopic
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit.committer import CommittedSnapshot
 from icestream.pipeline.commit.manifest_merge import is_ours
+from icestream.pipeline.driver.broker_api import BrokerApi
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.driver.job import Job, Turn
 from icestream.pipeline.driver.rewrite_commit import RewriteCommit, TableRetention
@@ -58,10 +59,12 @@ class TableRemoval(NamedTuple):
 
     table: TopicTable
     plan: RetentionPlan
+    consumers: int | None = None  # the consumer generation, if acks decided
 
     @property
     def retention(self) -> TableRetention:
-        return TableRetention(self.table, [stored.file.location for stored in self.plan.removed], self.plan.first)
+        files = [stored.file.location for stored in self.plan.removed]
+        return TableRetention(self.table, files, self.plan.first, self.consumers)
 
 
 Removals = list[TableRemoval]
@@ -74,6 +77,7 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
 
     def __init__(
         self,
+        broker: BrokerApi,
         store: MetadataStore,
         tables: TopicTableSet,
         manifests: ManifestCache,
@@ -84,7 +88,8 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
         effects: Effects,
         clock: Clock,
     ) -> None:
-        """`offload`: reads data files beside the loop."""
+        """`broker`: knows what consumers have acked. `offload`: reads data files beside the loop."""
+        self._broker = broker
         self._store = store
         self._tables = tables
         self._manifests = manifests
@@ -95,6 +100,8 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
         self._effects = effects
         self._clock = clock
         self._next_look_ns: dict[int, int] = {}  # by topic id, monotonic
+        # By topic id: a snapshot of main and what was acked when nothing could go.
+        self._fruitless: dict[int, tuple[int | None, ConsumedOffsets | None]] = {}
         # By topic id, a snapshot of main: no file of it lies below the first kept offsets, nor of those that follow it.
         self._clean_snapshots: dict[int, int] = {}
 
@@ -122,18 +129,19 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
         with turn.timed("retention_plan"):
             now_ms = await self._retention_clock.now_ms()
             metrics.RETENTION_CLOCK_BELIEVED.set(int(now_ms is not None))
+            consumed = await self._consumed(plan)
             for topic in plan:
                 self._look_again(topic.topic_id, limits.RETENTION_LOOK_SECONDS)
-                removals += await self._plan_topic(topic, now_ms)
+                removals += await self._plan_topic(topic, consumed.get(topic.topic_id), now_ms)
                 if self._clock.monotonic_ns() >= deadline_ns or len(removals) >= limits.COMMIT_TABLES_MAX:
                     break
         return removals
 
-    async def _plan_topic(self, topic: RetainedTopic, now_ms: int | None) -> Removals:
+    async def _plan_topic(self, topic: RetainedTopic, consumed: ConsumedOffsets | None, now_ms: int | None) -> Removals:
         """What to remove of one topic; nothing if its table cannot be read, which delays no other topic."""
         try:
             table = await self._tables.find(topic.topic_id, topic.name)
-            plan = None if table is None else await self._plan_table(topic, table, now_ms)
+            plan = None if table is None else await self._plan_table(topic, table, consumed, now_ms)
         except (errors.StorageUnavailable, errors.LeaseLost):
             raise
         except errors.IcestreamError as error:
@@ -142,15 +150,22 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
             return []
         if table is None or plan is None:
             return []
-        return [TableRemoval(table, plan)]
+        return [TableRemoval(table, plan, consumed.generation if consumed is not None and plan.is_by_acks else None)]
 
-    async def _plan_table(self, topic: RetainedTopic, table: TopicTable, now_ms: int | None) -> RetentionPlan | None:
-        committed, table.history_ms = table.next_offsets, topic.age_ms
-        index = await self._note_times(topic, committed, now_ms)
-        expired = index.expired(topic.age_ms, now_ms) if topic.age_ms and now_ms is not None else {}
+    async def _plan_table(
+        self, topic: RetainedTopic, table: TopicTable, consumed: ConsumedOffsets | None, now_ms: int | None
+    ) -> RetentionPlan | None:
+        kept = RetentionLimits(
+            topic.bytes_max, topic.messages_max, topic.age_ms, topic.unconsumed_bytes_max, topic.unconsumed_age_ms
+        )
+        committed, table.history_ms = table.next_offsets, topic.age_ms or topic.unconsumed_age_ms
+        index = await self._note_times(kept, topic.topic_id, committed, now_ms)
+        expired = index.expired(kept.age_ms, now_ms) if kept.age_ms and now_ms is not None else {}
+        beyond = index.expired(kept.unconsumed_age_ms, now_ms) if kept.unconsumed_age_ms and now_ms is not None else {}
         first = first_kept(topic.topic_id, await self._store.get(catalog_keys.retained_key(topic.topic_id)))
-        kept = RetentionLimits(topic.bytes_max, topic.messages_max, topic.age_ms)
-        if not _may_remove(kept, table, expired, first) and not self._may_have_leftovers(table, first):
+        is_unchanged = not _may_remove(kept, table, expired, beyond, consumed.ends if consumed else {}, first)
+        is_unchanged |= self._fruitless.get(topic.topic_id) == (table.table.current_snapshot_id, consumed)
+        if is_unchanged and not self._may_have_leftovers(table, first):
             return None
         files = await self._stored_files(table)
         time_ms = now_ms if now_ms is not None else self._clock.wall_us() // 1000
@@ -163,13 +178,19 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
             time_ms * 1000,
             index.rows_allowed(rows, time_ms),
             not index.has_removed_today(time_ms),
+            consumed.ends if consumed else {},
+            beyond,
         )
         plan = plan_removal(kept, await self._with_ranges(kept, state))
         self._clean_snapshots.pop(topic.topic_id, None)
         if plan is None:
             self._clean_snapshots[topic.topic_id] = table.table.current_snapshot_id or 0
             # Reading all manifests again in a minute would find the same: a file with younger rows keeps the older.
-            self._look_again(topic.topic_id, limits.RETENTION_LOOK_SECONDS_MAX)
+            # Acks move by the minute.
+            if kept.is_until_consumed:
+                self._fruitless[topic.topic_id] = (table.table.current_snapshot_id, consumed)
+            else:
+                self._look_again(topic.topic_id, limits.RETENTION_LOOK_SECONDS_MAX)
             return None
         if plan.is_held_back:
             _log.warning(
@@ -180,6 +201,12 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
         if plan.rows_by_age:
             await self._write_index(topic.topic_id, index.with_removal(plan.rows_by_age, time_ms))
         return plan
+
+    async def _consumed(self, topics: Sequence[RetainedTopic]) -> dict[int, ConsumedOffsets]:
+        """What all consumers of the topics have acked, where acks matter. Without an answer everything up to the upper
+        bound is kept."""
+        topic_ids = [topic.topic_id for topic in topics if topic.is_until_consumed]
+        return await self._broker.consumed(topic_ids) if topic_ids else {}
 
     def _may_have_leftovers(self, table: TopicTable, first: Mapping[int, int]) -> bool:
         """Whether main may have files again that were removed before: it was moved to an older snapshot."""
@@ -195,15 +222,16 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
     # --- the index ---
 
     async def _note_times(
-        self, topic: RetainedTopic, committed: Mapping[int, int], now_ms: int | None
+        self, kept: RetentionLimits, topic_id: int, committed: Mapping[int, int], now_ms: int | None
     ) -> RetentionIndex:
         """The index of the topic, with the present offsets if they are to be noted now."""
-        if not topic.age_ms or now_ms is None:
+        ages = [age_ms for age_ms in (kept.age_ms, kept.unconsumed_age_ms) if age_ms]
+        if not ages or now_ms is None:
             return RetentionIndex()
-        index = await self._read_index(topic.topic_id)
-        if not index.is_noted(committed, topic.age_ms, now_ms):
-            index = index.with_point(committed, topic.age_ms, now_ms)
-            await self._write_index(topic.topic_id, index)
+        index = await self._read_index(topic_id)
+        if not index.is_noted(committed, min(ages), now_ms):
+            index = index.with_point(committed, min(ages), now_ms, max(ages))
+            await self._write_index(topic_id, index)
         return index
 
     async def _read_index(self, topic_id: int) -> RetentionIndex:
@@ -269,6 +297,13 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
                 continue  # logged with the commit; the next look plans it again
             metrics.RETENTION_ROWS.inc(removed.rows)
             metrics.RETENTION_BYTES.inc(sum(stored.bytes for stored in removed.removed))
+            if removed.unconsumed_rows:
+                metrics.RETENTION_UNCONSUMED.inc(removed.unconsumed_rows)
+                _log.warning(
+                    "retention removed messages that a consumer has not acked: they reached their upper bound",
+                    topic=table.topic,
+                    messages=removed.unconsumed_rows,
+                )
             _log.info(
                 "retention removed files",
                 topic=table.topic,
@@ -278,16 +313,30 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
             )
 
 
-def _may_remove(kept: RetentionLimits, table: TopicTable, expired: Mapping[int, int], first: Mapping[int, int]) -> bool:
+def _may_remove(
+    kept: RetentionLimits,
+    table: TopicTable,
+    expired: Mapping[int, int],
+    beyond: Mapping[int, int],
+    consumed: Mapping[int, int],
+    first: Mapping[int, int],
+) -> bool:
     """Whether the counts of the last snapshot allow that a file must go: then its manifests are read."""
     snapshot_id = table.table.current_snapshot_id
     snapshot = None if snapshot_id is None else table.table.snapshots.find(snapshot_id)
     if snapshot is None:
         return False
-    summary = snapshot.get("summary") or {}
-    if any(end > first.get(shard, 0) for shard, end in expired.items()):
+    # A file of rows that went before and after such an offset stays: the next look finds it unchanged, and waits.
+    is_acked = any(end > first.get(shard, 0) for shard, end in consumed.items())
+    bounds = [("total-files-size", kept.unconsumed_bytes_max)]
+    if not kept.is_until_consumed or is_acked:
+        if any(end > first.get(shard, 0) for shard, end in expired.items()):
+            return True
+        bounds += [("total-records", kept.messages_max), ("total-files-size", kept.bytes_max)]
+    if (is_acked and not kept.has_limit) or any(end > first.get(shard, 0) for shard, end in beyond.items()):
         return True
-    for name, maximum in (("total-records", kept.messages_max), ("total-files-size", kept.bytes_max)):
+    summary = snapshot.get("summary") or {}
+    for name, maximum in bounds:
         total = summary.get(name, "")
         # An engine that states no total: nothing is known before the manifests are read.
         if maximum and not (total.isascii() and total.isdigit() and int(total) <= maximum):
