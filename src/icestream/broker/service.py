@@ -26,7 +26,7 @@ from icestream.broker.cluster_restore import ClusterRestore
 from icestream.broker.consumed_offsets import consumed_ends, keeps_unconsumed, read_generation
 from icestream.broker.danube_partitions import DanubePartitions, PartitionRequest
 from icestream.broker.delivery_health import DeliveryHealth
-from icestream.broker.mqtt.mqtt_options import NO_MQTT, MqttOptions
+from icestream.broker.mqtt.mqtt_options import NO_MQTT, MqttOptions, ReplayRoute, route_policies
 from icestream.broker.mqtt.mqtt_service import MqttService
 from icestream.broker.mqtt.route_generations import ROUTES_KEY, decode_routes
 from icestream.broker.name_owner import UNNAMED, NameUser
@@ -95,6 +95,7 @@ class Broker:
         self._tasks = Tasks(self._task_failed)
         self._changes = StructuralChanges()
         self.topics = TopicRegistry(options, store, storage, clock, owners)
+        self.topics.set_route_policies(route_policies(mqtt.replay if mqtt.is_enabled else ()))
         self.schemas = SchemaRegistry(store, self.topics, clock)
         self._publisher = Publisher(store, storage, clock, self.schemas)
         self._names = NameRegistry(store, clock, self._changes, self.topics)
@@ -435,6 +436,10 @@ class Broker:
             return topic
 
         return await self._changes.run(change)
+
+    def keep_by_routes(self, replay: Iterable[ReplayRoute]) -> None:
+        """Applies what the routes of MQTT say that their topics keep."""
+        self.topics.set_route_policies(route_policies(replay))
 
     def _mqtt_home_topic(self) -> TopicName:
         """The topic whose node serves MQTT: that of the last route in force, or of the settings before there is one."""

@@ -9,7 +9,7 @@ Names are looked up exactly. A topic that is created again has a new id, which i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Final
 
@@ -59,6 +59,7 @@ class TopicRegistry:
         self._retained: dict[int, RetainedTopic] = {}  # by topic id, in the order in which the pipeline gets them
         self.owners = owners or TopicOwners()
         self.tombstones = TopicTombstones(store, storage, self.owners, clock, options.undelete_grace_ms)
+        self._route_policies: dict[TopicName, PolicyValues] = {}
         self.restores = TopicRestore(store, storage, self.owners, clock, options.node)
         self._deletion = TopicDeletion(store, storage, self.owners, self.tombstones)
         self._takeover = TopicTakeover(store, storage, self.owners)
@@ -158,18 +159,31 @@ class TopicRegistry:
         self.namespaces[name] = record
         for topic in self:
             if topic.name.namespace == name:
-                topic.set_policies(topic.record, topic.record.policies.over(record.policies))
+                topic.set_policies(topic.record, self._effective(topic.name, topic.record.policies))
                 self._apply_retention(topic)
 
     def _serve(self, name: TopicName, record: records.TopicRecord) -> BrokerTopic:
         """Mirrors a topic of this node and declares it to the storage; returns the present one if it is served."""
         if name in self._topics:
             return self._topics[name]
-        topic = BrokerTopic(name, record, record.policies.over(self._policies_of(name.namespace)))
+        topic = BrokerTopic(name, record, self._effective(name, record.policies))
         self._storage.declare_topic(topic.identity, record.shards)
         self._topics[name] = topic
         self._apply_retention(topic)
         return topic
+
+    def set_route_policies(self, policies: Mapping[TopicName, PolicyValues]) -> None:
+        """What topics of MQTT routes keep where neither they nor their namespaces say it; it applies at once."""
+        self._route_policies = dict(policies)
+        for topic in self:
+            topic.set_policies(topic.record, self._effective(topic.name, topic.record.policies))
+            self._apply_retention(topic)
+
+    def _effective(self, name: TopicName, own: PolicyValues) -> PolicyValues:
+        """The policies of a topic over those of its namespace, over those of MQTT routes to it."""
+        policies = own.over(self._policies_of(name.namespace))
+        of_routes = self._route_policies.get(name)
+        return policies if of_routes is None else policies.over(of_routes)
 
     def _policies_of(self, namespace: str) -> PolicyValues:
         record = self.namespaces.get(namespace)
@@ -405,7 +419,7 @@ class TopicRegistry:
         topic = self.get(name)
         record = msgspec.structs.replace(topic.record, policies=policies)
         await self._store.put(records.topic_key(name), records.encode(record))
-        topic.set_policies(record, policies.over(self._policies_of(name.namespace)))
+        topic.set_policies(record, self._effective(name, policies))
         self._apply_retention(topic)
 
 

@@ -1,7 +1,8 @@
 """`mqtt`: how clients of MQTT are served, what of their messages is stored where, and how much each may hold.
 
 A route is one text, because the tree has no lists of sections: `FILTER -> TOPIC`, or `FILTER qos N -> TOPIC` for
-messages of QoS N and more. YAML reads a `#` behind a space as a comment, so a route is best quoted.
+messages of QoS N and more; behind the topic `keep 7d`, `keep 10GiB` or `keep 7d 10GiB` say how long, and how much of
+it, is kept. YAML reads a `#` behind a space as a comment, so a route is best quoted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from icestream.settings.section import ONLINE, Broken, Section
 
 _SIZE = units.size(0)
 _EXPIRY = units.duration("s", 0, 0xFFFF_FFFF)
-_ROUTE: Final = re.compile(r"(?P<filter>.+?)(?: qos (?P<qos>[012]))? -> (?P<topic>/[^ ]+)", re.DOTALL)
+_ROUTE: Final = re.compile(
+    r"(?P<filter>.+?)(?: qos (?P<qos>[012]))? -> (?P<topic>/[^ ]+)(?: keep (?P<keep>[^ ]+(?: [^ ]+)?))?", re.DOTALL
+)
+_KEPT_TIME: Final = units.duration("ms", 1, limits.OFFSET_MAX)
+_KEPT_BYTES: Final = units.size(1, limits.OFFSET_MAX)
 _LEVEL: Final = r"(?:\+|[^+#/\x00]*)"
 _FILTER: Final = re.compile(rf"#|{_LEVEL}(?:/{_LEVEL})*(?:/#)?")
 
@@ -31,18 +36,33 @@ class RouteText(NamedTuple):
     filter: str
     min_qos: int
     topic: str
+    retention_ms: int = 0  # 0: not said
+    retention_bytes: int = 0
 
 
 def parse_route(route: str) -> RouteText | None:
-    """The parts of `FILTER -> TOPIC` or `FILTER qos N -> TOPIC`; None for anything else."""
+    """The parts of `FILTER -> TOPIC`, `FILTER qos N -> TOPIC` and the same with `keep …`; None for anything else."""
     match = _ROUTE.fullmatch(route.strip())
     if match is None or not is_filter(match["filter"]):
         return None
     try:
         topic = TopicName.parse(match["topic"])
-    except errors.InvalidInput:
+        kept = _parse_kept((match["keep"] or "").split())
+    except (errors.InvalidInput, ValueError):
         return None
-    return RouteText(match["filter"], int(match["qos"] or 0), str(topic))
+    return RouteText(match["filter"], int(match["qos"] or 0), str(topic), *kept)
+
+
+def _parse_kept(words: list[str]) -> tuple[int, int]:
+    """Milliseconds and bytes of `7d`, `10GiB` or both, in any order. Raises ValueError, also for two of a kind."""
+    kept = {"ms": 0, "bytes": 0}
+    for word in words:
+        unit = word.lstrip("0123456789.")
+        kind, quantity = ("ms", _KEPT_TIME) if unit in units.DURATION_UNITS else ("bytes", _KEPT_BYTES)
+        if not unit or kept[kind]:
+            raise ValueError("a time and a size, each with its unit")
+        kept[kind] = quantity.read(word)
+    return kept["ms"], kept["bytes"]
 
 
 def is_filter(topic_filter: str) -> bool:
@@ -64,7 +84,8 @@ def _is_network(network: str) -> bool:
 
 
 _ROUTE_TEXT: Final = text.Text(
-    "a route such as `sensors/# -> /plant/sensors`, or `sensors/# qos 1 -> /plant/sensors` from QoS 1 on",
+    "a route such as `sensors/# -> /plant/sensors`, `sensors/# qos 1 -> /plant/sensors` from QoS 1 on, or "
+    "`sensors/# -> /plant/sensors keep 7d 10GiB`",
     lambda route: parse_route(route) is not None,
 )
 _FILTER_TEXT: Final = text.Text("a topic filter such as `sensors/#`", is_filter)
@@ -98,8 +119,10 @@ class MqttSection(Section):
         default=("# -> /mqtt/messages",),
         description="Which messages are stored in which topic, and so in which table; of several routes the first "
         "whose filter matches. `sensors/# qos 1 -> /plant/sensors` leaves messages of QoS 0 out. What matches none is "
-        "stored only for sessions that subscribe to it with QoS 1 or 2, in the topic of the last route. Quote it: YAML "
-        "reads ` #` as a comment. A change while the broker runs disconnects all clients of MQTT once.",
+        "stored only for sessions that subscribe to it with QoS 1 or 2, in the topic of the last route. "
+        "`sensors/# -> /plant/sensors keep 7d 10GiB` keeps its messages for 7 days, and at most 10 GiB, unless a "
+        "policy of the topic or its namespace says otherwise. Quote it: YAML reads ` #` as a comment. A change while "
+        "the broker runs disconnects all clients of MQTT once, unless only what is kept changes.",
         json_schema_extra=ONLINE,
     )
     shards: Annotated[int, units.count(1, limits.SHARDS_PER_TOPIC_MAX)] = Field(
@@ -193,6 +216,15 @@ class MqttSection(Section):
                 "`replay` is empty, and what sessions subscribe to is stored in the topic of its last route",
                 "name a topic with a filter that no client uses, such as `$none -> /mqtt/messages`",
             )
+        kept: dict[str, tuple[int, int]] = {}
+        for route in filter(None, map(parse_route, self.replay)):
+            if kept.setdefault(route.topic, route[3:]) != route[3:]:
+                yield Broken(
+                    ("replay",),
+                    f"two routes to {route.topic} keep its messages for different times or bytes",
+                    "a topic is kept as a whole: say the same, or route one of the filters to a topic of its own",
+                )
+                break
         if len(self.replay) > limits.MQTT_ROUTES_MAX:
             yield Broken(
                 ("replay",), f"{len(self.replay)} routes are too many", f"list at most {limits.MQTT_ROUTES_MAX}"

@@ -32,6 +32,6 @@ def test_the_default_settings_are_the_default_options() -> None:
 def test_settings_become_options() -> None:
     flags = ["mqtt.replay=a/# qos 1 -> /x/a,# -> /x/rest", "mqtt.refused_filters=#", "mqtt.session_expiry_default_s=1h"]
     options = mqtt_options(load(flags=flags).settings)
-    assert options.replay == (("a/#", 1, "/x/a"), ("#", 0, "/x/rest"))
+    assert [route.way for route in options.replay] == [("a/#", 1, "/x/a"), ("#", 0, "/x/rest")]
     assert options.refused_filters.applies_to("#")
     assert options.session_expiry_s_default == 3_600

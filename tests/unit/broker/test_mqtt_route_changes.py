@@ -12,6 +12,7 @@ from icestream.broker.mqtt.mqtt_options import MqttOptions, ReplayRoute
 from icestream.broker.mqtt.route_generations import ENDS_PREFIX, FormerGenerations, GenerationEnd
 from icestream.broker.service import Broker
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
 from icestream.mqtt import packets
 from icestream.processes.broker_process import BrokerNode
 from tests.support.broker_machine import quiet, stored_rows
@@ -167,3 +168,31 @@ async def test_the_setting_changes_the_routes_of_a_running_node_and_of_its_next_
     assert record is not None
     assert b'"generation":2' in record.value, "a start with the same routes begins no generation"
     await node.stop()
+
+
+async def test_what_a_route_keeps_is_what_its_topic_keeps_unless_a_policy_says_otherwise() -> None:
+    week = ReplayRoute("t/#", 0, "/plant/t", retention_ms=7 * 86_400_000, retention_bytes=10**9)
+    machine = MqttMachine(mqtt=MqttOptions(shards=2, replay=(week, *ALL)))
+    broker = await machine.open_broker()
+    client = await durable(broker)
+    name = TopicName.parse("/plant/t")
+
+    def kept() -> tuple[int | None, int | None]:
+        policies = broker.topic(name).policies
+        return policies.retention_ms, policies.retention_bytes
+
+    assert kept() == (7 * 86_400_000, 10**9)
+    (retained,) = broker.topics.next_retained_topics()
+    assert (retained.name, retained.age_ms, retained.bytes_max) == ("/plant/t", 7 * 86_400_000, 10**9)
+    await broker.set_topic_policies(name, PolicyValues(retention_ms=1_000))
+    assert kept() == (1_000, 10**9)
+    await broker.set_topic_policies(name, PolicyValues(mqtt_columns="on"))
+    # Only what is kept changes: no client is disconnected.
+    await broker.mqtt.change_routes((week._replace(retention_ms=86_400_000, retention_bytes=0), *ALL))
+    await quiet()
+    assert kept() == (86_400_000, None)
+    assert not any(isinstance(packet, packets.DisconnectPacket) for packet in client.received)
+    await broker.mqtt.change_routes((ReplayRoute("t/#", 0, "/plant/t"), *ALL))
+    assert kept() == (None, None)
+    assert broker.topics.next_retained_topics() == []
+    await broker.shutdown()

@@ -76,20 +76,30 @@ def test_a_data_dir_with_dots_and_spaces_gives_a_plain_warehouse(tmp_path: Path)
         ("sensors/+/t qos 1 -> /plant/sensors", ("sensors/+/t", 1, "/plant/sensors")),
         (" a b/c -> d -> /x/y ", ("a b/c -> d", 0, "/x/y")),
         ("$SYS/# qos 2 -> /x/y", ("$SYS/#", 2, "/x/y")),
+        ("a/# -> /x/y keep 7d", ("a/#", 0, "/x/y", 7 * 86_400_000)),
+        ("a/# qos 1 -> /x/y keep 10GiB 90m", ("a/#", 1, "/x/y", 5_400_000, 10 * 2**30)),
     ],
 )
-def test_a_route_of_mqtt_has_a_filter_a_minimum_qos_and_a_topic(route: str, parts: tuple[str, int, str]) -> None:
-    assert parse_route(route) == parts
+def test_a_route_of_mqtt_has_a_filter_a_minimum_qos_and_a_topic(route: str, parts: tuple[Any, ...]) -> None:
+    assert parse_route(route) == (*parts, *(0, 0)[len(parts) - 3 :])
     assert settings_with(f"mqtt.replay={route}").mqtt.replay == (route.strip(),)
 
 
 @pytest.mark.parametrize(
     "route",
     ["", "#", "-> /a/b", "# -> ", "# -> a/b", "# -> /a", "# -> /a/b/c", "#/a -> /a/b", "a+ -> /a/b",
+     "# -> /a/b keep", "# -> /a/b keep 7", "# -> /a/b keep 1d 2d", "# -> /a/b keep 0d", "# -> /a/b keep 1d 2GB 3",
      "a qos 3 -> /a/b c", "$share/g/a -> /a/b", "$replay/-1h/a -> /a/b", "a\0b -> /a/b", f"{'a/' * 128}a -> /a/b"],
 )  # fmt: skip
 def test_a_malformed_route_is_refused(route: str) -> None:
     assert parse_route(route) is None
+
+
+def test_routes_to_one_topic_keep_the_same() -> None:
+    same = '["a/# -> /x/y keep 7d", "b/# -> /x/y keep 7d", "# -> /x/z"]'
+    assert len(settings_with(f"mqtt.replay={same}").mqtt.replay) == 3
+    with pytest.raises(errors.ConfigurationError, match="two routes to /x/y keep its messages"):
+        settings_with('mqtt.replay=["a/# -> /x/y keep 7d", "b/# -> /x/y"]')
 
 
 def test_mqtt_needs_a_route() -> None:

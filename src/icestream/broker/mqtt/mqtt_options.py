@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from icestream import limits
+from icestream.model.topic_name import TopicName
+from icestream.model.topic_policies import PolicyValues
 from icestream.mqtt.topics import covers, has_wildcard
 
 
@@ -15,6 +18,23 @@ class ReplayRoute(NamedTuple):
     filter: str
     min_qos: int
     topic: str  # /namespace/name
+    retention_ms: int = 0  # what its topic keeps, unless a policy says otherwise; 0: not said
+    retention_bytes: int = 0
+
+    @property
+    def way(self) -> tuple[str, int, str]:
+        """Which messages go where."""
+        return self.filter, self.min_qos, self.topic
+
+
+def route_policies(replay: Iterable[ReplayRoute]) -> dict[TopicName, PolicyValues]:
+    """What the topics of routes keep where no policy says otherwise."""
+    return {
+        TopicName.parse(route.topic): PolicyValues(
+            retention_ms=route.retention_ms or None, retention_bytes=route.retention_bytes or None
+        )
+        for route in replay
+    }
 
 
 # Topics are tables: what is published is stored, unless an operator narrows it.

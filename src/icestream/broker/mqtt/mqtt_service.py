@@ -93,6 +93,9 @@ class TopicProvider(Protocol):
     def check_mqtt_home(self) -> None:
         """Raises TopicElsewhere if another node serves MQTT."""
 
+    def keep_by_routes(self, replay: Iterable[ReplayRoute]) -> None:
+        """Applies what the routes say that their topics keep."""
+
     def check_batch(self, topic: BrokerTopic, block: bytes, head: BlockHead) -> None:
         """Raises the reason for which the policies of the topic refuse a block."""
 
@@ -236,7 +239,11 @@ class MqttService:
         if self._is_open or self._opening is not None:
             self._tasks.start(self._try_route_change(replay), "mqtt routes")
         else:
-            self.options = replace(self.options, replay=replay)
+            self._set_routes(replay)
+
+    def _set_routes(self, replay: tuple[ReplayRoute, ...]) -> None:
+        self.options = replace(self.options, replay=replay)
+        self._topics.keep_by_routes(replay)
 
     async def _try_route_change(self, replay: tuple[ReplayRoute, ...]) -> None:
         try:
@@ -255,14 +262,15 @@ class MqttService:
         async with self._changing_routes:
             if self._opening is not None:
                 await asyncio.wait({self._opening})
-            if self._is_open and not self._is_closing and replay != self.options.replay:
+            is_moved = [route.way for route in replay] != [route.way for route in self.options.replay]
+            if self._is_open and not self._is_closing and is_moved:
                 for route in replay:  # before anything has ended
                     await self._topics.provide_route_topic(TopicName.parse(route.topic), self.options.shards)
                 self.options = replace(self.options, replay=replay)
                 self._opening = asyncio.get_running_loop().create_task(self._reopen(), name="mqtt routes")
                 self._opening.add_done_callback(self._opened)
                 await asyncio.shield(self._opening)
-            self.options = replace(self.options, replay=replay)
+            self._set_routes(replay)
 
     async def _reopen(self) -> None:
         await self._close(ReasonCode.ADMINISTRATIVE_ACTION, "messages are stored elsewhere from now on: connect again")
