@@ -278,27 +278,27 @@ class BackupRun:
 
     async def _make_cut(self) -> CutRecord:
         self._on_effect(BackupEffect.HOLD)
-        held = await self._node.hold()
+        node_state = await self._node.hold()
         begun_ms = self._now_ms
         self._on_effect(BackupEffect.BEGIN)
-        await self._begin(held, begun_ms)
+        await self._begin(node_state, begun_ms)
         async with self._renewing():
             tables = {table.topic.topic_id: table async for table in self._pin_tables()}
             self._on_effect(BackupEffect.CUT)
             ends = await self._node.cut()
             checkpoint = b"".join(await self._node.part("checkpoint", ends.checkpoint_bytes))
             log = decode_checkpoint(checkpoint).state
-            cut = await self._upload_cut(held, ends, checkpoint, log, tables, begun_ms)
+            cut = await self._upload_cut(node_state, ends, checkpoint, log, tables, begun_ms)
         self._on_effect(BackupEffect.PROGRESS)
         await self._target.put_new(layout.progress_name(self._plan.id, 0), msgspec.json.encode(cut))
         await self._node.end()
         return cut
 
-    async def _begin(self, held: HeldNode, begun_ms: int) -> None:
+    async def _begin(self, node_state: HeldNode, begun_ms: int) -> None:
         key_id = self._upload.key.id if self._upload.key is not None else ""
         begin = BackupBegin(
             FORMAT_VERSION, self._plan.id, self._plan.kind, self._plan.parent, self._plan.topics, begun_ms,
-            held.revision, held.cluster, held.node, key_id,
+            node_state.revision, node_state.cluster, node_state.node, key_id,
         )  # fmt: skip
         await self._upload.put_document(layout.begin_name(self._plan.id), encode_document(begin))
 
@@ -357,7 +357,7 @@ class BackupRun:
 
     async def _upload_cut(
         self,
-        held: HeldNode,
+        node_state: HeldNode,
         ends: NodeEnds,
         checkpoint: bytes,
         log: LogState,
@@ -367,7 +367,7 @@ class BackupRun:
         rows: list[ObjectRow] = []
         reference = await self._upload.upload(lambda: [checkpoint], "checkpoint", ".checkpoint")
         rows.append(self._row(reference, "checkpoint"))
-        node = NodeCut(held.node, ends.log_id, ends.lsn, reference)
+        node = NodeCut(node_state.node, ends.log_id, ends.lsn, reference)
         self._on_effect(BackupEffect.FREEZE)
         elsewhere = [table for table in tables.values() if table.topic.topic_id not in log.topics]
         # Cursors of topics of other nodes are cut to what the tables have: their logs are not in this backup.
@@ -390,11 +390,13 @@ class BackupRun:
                 continue
             if table is not None and not table.is_known:
                 incomplete.append(
-                    IncompleteShard(topic.name, 0, held.node, "the snapshots of its table do not say what it holds")
+                    IncompleteShard(
+                        topic.name, 0, node_state.node, "the snapshots of its table do not say what it holds"
+                    )
                 )
             shards = []
             for key in sorted(key for key in log.shards if key.topic_id == topic.id):
-                shard, missing = await self._cut_shard(key, topic.name, held.node, ends, log, table, rows)
+                shard, missing = await self._cut_shard(key, topic.name, node_state.node, ends, log, table, rows)
                 shards.append(shard)
                 incomplete += missing
             table_cut = await self._table_cut(table, rows) if table is not None else None
@@ -404,7 +406,7 @@ class BackupRun:
                 continue
             if not self._is_selected(recorded_topic.name):
                 left_out.append(LeftOutTopic(recorded_topic.name, "not selected"))
-            elif recorded_topic.node == held.node:
+            elif recorded_topic.node == node_state.node:
                 left_out.append(LeftOutTopic(recorded_topic.name, "created during the backup"))
             else:
                 table = tables.get(recorded_topic.id)
@@ -419,8 +421,8 @@ class BackupRun:
                 f"no topic matches {', '.join(self._plan.topics)[:200]}", hint="names begin with /NAMESPACE/"
             )
         return CutRecord(
-            self._plan, begun_ms, ends.cut_ms, held.revision, revision, held.cluster, metadata, [node], topics,
-            incomplete, left_out, [list(row) for row in rows],
+            self._plan, begun_ms, ends.cut_ms, node_state.revision, revision, node_state.cluster, metadata, [node],
+            topics, incomplete, left_out, [list(row) for row in rows],
         )  # fmt: skip
 
     async def _cut_shard(

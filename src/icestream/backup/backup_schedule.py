@@ -43,14 +43,14 @@ def due_in_ms(backups: Sequence[ScheduledBackup], interval_ms: int, now_ms: int)
     return min(max(0, due_ms - now_ms), interval_ms)
 
 
-def expired(backups: Sequence[ScheduledBackup], kept: KeptBackups, now_ms: int) -> list[str]:
+def expired(backups: Sequence[ScheduledBackup], bounds: KeptBackups, now_ms: int) -> list[str]:
     """The ids of the backups to delete, the oldest first."""
     complete = sorted((backup for backup in backups if backup.is_complete), key=lambda backup: backup.begun_ms)
     needed = {backup.parent for backup in backups if not backup.is_complete}
     ids = []
     for number, backup in enumerate(complete[:-1]):
-        is_surplus = bool(kept.backups_max) and len(complete) - number > kept.backups_max
-        is_old = bool(kept.age_ms) and backup.begun_ms < now_ms - kept.age_ms
+        is_surplus = bool(bounds.backups_max) and len(complete) - number > bounds.backups_max
+        is_old = bool(bounds.age_ms) and backup.begun_ms < now_ms - bounds.age_ms
         if (is_surplus or is_old) and backup.id not in needed:
             ids.append(backup.id)
     return ids

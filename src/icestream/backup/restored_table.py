@@ -45,14 +45,14 @@ class BaseSnapshot(NamedTuple):
 
 def empty_table(document: Mapping[str, Any], location: str, uuid: str) -> TableMetadata:
     """The table of a backup as a new one without rows: its schemas, specs and properties under another identity."""
-    kept = {name: value for name, value in document.items() if name not in _DROPPED}
-    kept.pop("current-snapshot-id", None)
+    fields = {name: value for name, value in document.items() if name not in _DROPPED}
+    fields.pop("current-snapshot-id", None)
     properties = {
         name: value
         for name, value in (document.get("properties") or {}).items()
         if name not in _PLACES and not name.startswith(PREFIX)
     }
-    return table_metadata.load({**kept, "table-uuid": uuid, "location": location, "properties": properties})
+    return table_metadata.load({**fields, "table-uuid": uuid, "location": location, "properties": properties})
 
 
 def check_restorable(manifest: str, data: bytes) -> None:
@@ -86,15 +86,15 @@ def restored_manifests(
 
 
 def base_table(
-    table: TableMetadata, base: BaseSnapshot, kept: Sequence[ManifestFile], written: Sequence[WrittenFile]
+    table: TableMetadata, base: BaseSnapshot, backed_up: Sequence[ManifestFile], written: Sequence[WrittenFile]
 ) -> tuple[TableMetadata, list[RestoredFile]]:
     """The restored table, and the manifest of its new files and the manifest list, to be written before it.
 
-    `table`: without snapshots. `kept`: the manifests of the backup, as they are in the new table.
+    `table`: without snapshots. `backed_up`: the manifests of the backup, as they are in the new table.
     """
     sequence_number = int(table.fields.get("last-sequence-number") or 0) + 1
     files: list[RestoredFile] = []
-    all_manifests = [*kept]
+    all_manifests = [*backed_up]
     if written:
         spec_id = table.fields["default-spec-id"]
         spec = next(spec for spec in table.fields["partition-specs"] if spec["spec-id"] == spec_id)

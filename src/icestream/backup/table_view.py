@@ -134,14 +134,14 @@ def view_metadata(
     The schema of the snapshot is current, so that engines show the columns as they were at the cut. The UUID differs
     from that of the table: a view is never taken for it (hazards 88, 93).
     """
-    kept = {name: value for name, value in document.items() if name not in _DROPPED}
+    fields = {name: value for name, value in document.items() if name not in _DROPPED}
     properties = {name: value for name, value in (document.get("properties") or {}).items() if name not in _PLACES} | {
         "icestream.backup-id": backup_id
     }
     pinned = {name: value for name, value in snapshot.items() if name != "parent-snapshot-id"}
     pinned["manifest-list"] = manifest_list
     view = {
-        **kept,
+        **fields,
         "table-uuid": str(uuid.uuid5(_NAMESPACE, f"{backup_id}/{topic_id}")),
         "location": location,
         "properties": properties,

@@ -245,9 +245,11 @@ def _table(prefix: str, key: str, entry: Entry, names: Mapping[int, str]) -> Sto
 
 def _encode(entries: Sequence[tuple[str, Entry]], revision: int, time_ms: int, ends: Mapping[ShardKey, int]) -> bytes:
     """The state with these entries, without leases and holds, in the form of metadata/snapshot.py."""
-    kept = [(key, clamped_entry(key, entry, ends)) for key, entry in entries if not key.startswith(_NEVER_BACKED_UP)]
+    backed_up = [
+        (key, clamped_entry(key, entry, ends)) for key, entry in entries if not key.startswith(_NEVER_BACKED_UP)
+    ]
     machine = StateMachine()
-    machine.restore(revision, time_ms, kept)
+    machine.restore(revision, time_ms, backed_up)
     return encode_snapshot(machine)
 
 

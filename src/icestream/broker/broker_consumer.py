@@ -348,8 +348,8 @@ class BrokerConsumer:
 
     def _drop_kept(self, delivery: DeliverySide) -> None:
         """Drops what is kept of a shard, so that a consumer that catches up takes the room of one read in the cache."""
-        if (kept := self._kept.pop(delivery, None)) is not None:
-            delivery.stream.drop_read(*kept)
+        if (read := self._kept.pop(delivery, None)) is not None:
+            delivery.stream.drop_read(*read)
 
     def _skip_dropped(self, outgoing: Outgoing, error: errors.PositionGone) -> None:
         """Skips messages that a retention has dropped: the log starts after them."""

@@ -153,8 +153,8 @@ class ClusterRestore:
             await self._store.txn([is_free], [definition])
         if not restored.is_last:
             return None
-        named = Put(id_key(subject.id), records.encode(SubjectName(name)))
-        reply = await self._store.txn([Absent(key), is_free], [Put(key, records.encode(subject)), named])
+        name_record = Put(id_key(subject.id), records.encode(SubjectName(name)))
+        reply = await self._store.txn([Absent(key), is_free], [Put(key, records.encode(subject)), name_record])
         return None if reply.held else f"schema id {subject.id} belongs to another subject here"
 
     # --- producers ---

@@ -116,10 +116,10 @@ class TablePrefetch:
 
     def _leave(self, key: ShardKey, offset: int) -> None:
         """A reader at this offset has read on: drops the reads that no reader is at, or will come to."""
-        left = self._recent.get(ShardPosition(key, offset))
-        if left is None:
+        recent_read = self._recent.get(ShardPosition(key, offset))
+        if recent_read is None:
             return
-        left.readers -= 1
+        recent_read.readers -= 1
         recent = list(self._recent.items_of_shard(key))
         positions = [other.read.next_offset for other in recent if other.readers > 0]
         for other in recent:

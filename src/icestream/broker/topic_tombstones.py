@@ -124,7 +124,7 @@ class TopicTombstones:
             # They name the topic id: a topic of this name that is created meanwhile does not use them.
             await self._store.txn([], [Put(key, entry.value) for key, entry in chunk])
         former = await self._bindings.find_former(record.id)
-        kept = await self._bindings.plan_return_of_offsets(record.id)
+        offset_records = await self._bindings.plan_return_of_offsets(record.id)
         names = [copy for copy in copies if not copy[0].startswith(records.CURSORS)]
         reply = await self._store.txn(
             [Absent(records.topic_key(name)), AtRevision(namespace_key, namespace.mod_revision)],
@@ -132,7 +132,7 @@ class TopicTombstones:
                 Put(records.topic_key(name), records.encode(record)),
                 *([Put(topic_schema_key(name), tombstone.schema.encode())] if tombstone.schema else []),
                 *_names(names),
-                *kept,
+                *offset_records,
                 *([] if former is None else self._bindings.plan_return(record.id, former)),
                 Delete(records.tombstone_key(record.id)),
                 DeletePrefix(prefix),

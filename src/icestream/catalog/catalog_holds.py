@@ -40,14 +40,14 @@ def hold_key(uuid: str, holder: str) -> str:
 
 async def held_snapshots(store: MetadataStore, uuid: str) -> dict[str, list[int]]:
     """The held snapshots of a table by holder. A record that cannot be decoded holds the table, with no snapshot."""
-    held: dict[str, list[int]] = {}
+    snapshots_by_holder: dict[str, list[int]] = {}
     for key, entry in await store.list_all(holds_prefix(uuid)):
         try:
             snapshots = msgspec.json.decode(entry.value, type=HoldRecord).snapshots
         except msgspec.MsgspecError:
             snapshots = []
-        held[key.removeprefix(holds_prefix(uuid))] = snapshots
-    return held
+        snapshots_by_holder[key.removeprefix(holds_prefix(uuid))] = snapshots
+    return snapshots_by_holder
 
 
 def lost_tags(before: TableMetadata, after: TableMetadata) -> list[str]:

@@ -55,9 +55,9 @@ class TableRole:
         StorageUnavailable, UnexpectedAnswer."""
         now_ns = self._caller.clock.monotonic_ns()
         key = policy, principal
-        kept: tuple[AwsKeys, int] | None = self._assumed.get(key)
-        if kept is not None and now_ns < kept[1]:
-            return kept[0]
+        cached: tuple[AwsKeys, int] | None = self._assumed.get(key)
+        if cached is not None and now_ns < cached[1]:
+            return cached[0]
         keys = await self._caller.read("assume the role of a table", lambda: self._ask(policy, principal))
         self._assumed.insert(key, (keys, now_ns + int(limits.VENDED_KEYS_REUSED_SECONDS * 1e9)))
         return keys

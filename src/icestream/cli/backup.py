@@ -335,8 +335,10 @@ async def _restore_plan(
         topics = [topic for topic in topics if any(fnmatchcase(topic.name, pattern) for pattern in patterns)]
     if new_name is not None and len(topics) != 1:
         raise errors.InvalidInput(f"--as names one topic, {len(topics)} are chosen", hint="choose one with --topics")
-    named = [(topic, TopicName.parse(new_name or topic.name)) for topic in topics]
-    return RestorePlan(named, has_subscriptions, skips_existing=(new_name is None and not patterns) or len(named) > 1)
+    renamed = [(topic, TopicName.parse(new_name or topic.name)) for topic in topics]
+    return RestorePlan(
+        renamed, has_subscriptions, skips_existing=(new_name is None and not patterns) or len(renamed) > 1
+    )
 
 
 async def _restore(
@@ -434,12 +436,12 @@ async def _shown(progress: Progress, plan: BackupPlan) -> AsyncIterator[None]:
     """Shows the progress of a run at a terminal."""
 
     async def follow() -> None:
-        shown = 0
+        reported = 0
         with progress_bar(plan.id, 1_000) as advance:
             while True:
                 done = 1_000 * progress.bytes // max(progress.bytes_total, 1)
-                advance(done - shown)
-                shown = done
+                advance(done - reported)
+                reported = done
                 await asyncio.sleep(_PROGRESS_SECONDS)
 
     task = asyncio.create_task(follow())

@@ -128,8 +128,8 @@ def _show(details: Document, answer: Output) -> None:
         if entries:
             answer.print_line("")
             answer.table(columns, [[_cell(name, entry[name]) for name in columns] for entry in entries], drop=drop)
-    shown = len(tables["in_flight_list"])
-    if details["in_flight"] > shown:
+    listed = len(tables["in_flight_list"])
+    if details["in_flight"] > listed:
         print_note(f"Of {counted(details['in_flight'], 'message')} in flight the oldest are shown.")
 
 

@@ -33,9 +33,9 @@ NODE_URI: Final = "icestream://{cluster}/{node}"
 def certified_name(transport: asyncio.BaseTransport, cluster: str) -> str:
     """The node that the certificate of the other side names. Raises ForeignCluster if it names none of `cluster`."""
     tls: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
-    shown = tls.getpeercert() if tls is not None else None
+    certificate = tls.getpeercert() if tls is not None else None
     prefix = NODE_URI.format(cluster=cluster, node="")
-    names = cast("tuple[tuple[str, str], ...]", (shown or {}).get("subjectAltName", ()))
+    names = cast("tuple[tuple[str, str], ...]", (certificate or {}).get("subjectAltName", ()))
     uris = [value for kind, value in names if kind == "URI"]
     nodes = [uri.removeprefix(prefix) for uri in uris if uri.startswith(prefix)]
     if len(nodes) != 1 or not nodes[0]:

@@ -54,7 +54,7 @@ def without_deletes(manifest: ManifestFile, data: bytes, removed: Collection[str
         records = [record for record in decoded if record["status"] != DELETED]
         entries = [ManifestEntry(record) for record in records]
         numbers = [entry.sequence_number(manifest.sequence_number) for entry in entries]
-        gone = [entry for entry in entries if entry.delete_name in removed]
+        dropped = [entry for entry in entries if entry.delete_name in removed]
         for record, entry, number in zip(records, entries, numbers, strict=True):
             file_number = entry.explicit_file_sequence_number
             is_gone = entry.delete_name in removed
@@ -68,38 +68,38 @@ def without_deletes(manifest: ManifestFile, data: bytes, removed: Collection[str
         fastavro.writer(encoded, reader.writer_schema, records, codec="deflate", metadata=metadata)
     except Exception as error:  # noqa: BLE001  # fastavro raises exceptions of any class for invalid bytes
         raise errors.MetadataFileDamaged(f"{manifest.path} cannot be written without its deletes: {error!r}") from None
-    return _removal(manifest, encoded.getvalue(), entries, gone, numbers)
+    return _removal(manifest, encoded.getvalue(), entries, dropped, numbers)
 
 
 def _removal(
     manifest: ManifestFile,
     data: bytes,
     entries: list[ManifestEntry],
-    gone: list[ManifestEntry],
+    dropped: list[ManifestEntry],
     numbers: list[int],
 ) -> DeleteRemoval:
-    gone_rows, all_rows = _rows(gone), _rows(entries)
-    by_value = [entry for entry in gone if entry.content == EQUALITY_DELETES_CONTENT]
+    dropped_rows, all_rows = _rows(dropped), _rows(entries)
+    by_value = [entry for entry in dropped if entry.content == EQUALITY_DELETES_CONTENT]
     record: dict[str, Any] = {
         **manifest.record,
         "manifest_length": len(data),
         "min_sequence_number": min(numbers, default=manifest.sequence_number),
         "added_files_count": 0,
-        "existing_files_count": len(entries) - len(gone),
-        "deleted_files_count": len(gone),
+        "existing_files_count": len(entries) - len(dropped),
+        "deleted_files_count": len(dropped),
         "added_rows_count": 0,
-        "existing_rows_count": all_rows - gone_rows,
-        "deleted_rows_count": gone_rows,
+        "existing_rows_count": all_rows - dropped_rows,
+        "deleted_rows_count": dropped_rows,
     }
     return DeleteRemoval(
         manifest.path,
         data,
         record,
-        len(gone) - len(by_value),
+        len(dropped) - len(by_value),
         len(by_value),
-        gone_rows - _rows(by_value),
+        dropped_rows - _rows(by_value),
         _rows(by_value),
-        sum(entry.content_range[1] or entry.file_size_bytes for entry in gone),
+        sum(entry.content_range[1] or entry.file_size_bytes for entry in dropped),
     )
 
 

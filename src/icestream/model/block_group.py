@@ -55,9 +55,11 @@ class BlockGroup(NamedTuple):
             if self.is_one_by_one:
                 return list(self.rows), bodies
             return [sum(self.rows[start:end]) for start, end in self.shard_ranges()], bodies
-        kept = [[index for index in range(start, end) if index not in rejected] for start, end in self.shard_ranges()]
-        rows = [sum([self.rows[index] for index in indexes]) for indexes in kept]
-        return rows, [b"".join([self.block(index, joined) for index in indexes]) for indexes in kept]
+        accepted = [
+            [index for index in range(start, end) if index not in rejected] for start, end in self.shard_ranges()
+        ]
+        rows = [sum([self.rows[index] for index in indexes]) for indexes in accepted]
+        return rows, [b"".join([self.block(index, joined) for index in indexes]) for indexes in accepted]
 
     def split(self, joined: bytes) -> list[tuple[BlockGroup, bytes]]:
         """Returns a group and its joined blocks for each shard."""

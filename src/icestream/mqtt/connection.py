@@ -665,8 +665,8 @@ class ServerConnection:
         """
         if self.state is not ConnectionState.OPEN:
             return True
-        shown, alias = self._with_alias(packet)
-        data = encode_packet(shown, self.version)
+        aliased, alias = self._with_alias(packet)
+        data = encode_packet(aliased, self.version)
         if len(data) > self._client_packet_bytes_max:
             return False
         if packet.qos:

@@ -146,8 +146,8 @@ class Properties:
         return hash(self.entries)
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{PropertyId(identifier).name.lower()}={value!r}" for identifier, value in self.entries)
-        return f"Properties({shown})"
+        entries = ", ".join(f"{PropertyId(identifier).name.lower()}={value!r}" for identifier, value in self.entries)
+        return f"Properties({entries})"
 
     def number(self, identifier: PropertyId) -> int | None:
         """The value of a property with a number; None if it is absent."""

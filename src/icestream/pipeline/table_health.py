@@ -35,8 +35,8 @@ class TableHealth(NamedTuple):
 def tagged_snapshots(metadata: Mapping[str, Any]) -> list[int]:
     """The snapshots that tags and other branches keep, without the current one."""
     references = metadata.get("refs") or {}
-    kept = {int(reference["snapshot-id"]) for reference in references.values()}
-    return sorted(kept - {metadata.get("current-snapshot-id")})
+    named_ids = {int(reference["snapshot-id"]) for reference in references.values()}
+    return sorted(named_ids - {metadata.get("current-snapshot-id")})
 
 
 def table_health(

@@ -81,21 +81,21 @@ def tls_files(settings: Settings, listener: str) -> TlsFiles | None:
     own: ListenerTlsSection = getattr(tls, listener)
     is_latest_only = tls.min_version == "1.3"
     if listener == "danube" and danube.tls_certificate is not None and danube.tls_key is not None:
-        shown: ClientCertificates = "none" if danube.tls_client_ca is None else "required"
+        client_certificates: ClientCertificates = "none" if danube.tls_client_ca is None else "required"
         return TlsFiles(
             "danube.tls_certificate",
             danube.tls_certificate,
             danube.tls_key,
             danube.tls_client_ca,
-            shown,
+            client_certificates,
             is_latest_only,
         )
     setting = "tls.certificate" if own.certificate is None else f"tls.{listener}.certificate"
     certificate, key = (tls.certificate, tls.key) if own.certificate is None else (own.certificate, own.key)
     if certificate is None or key is None or not own.enable:
         return None
-    shown = own.client_certificates or tls.client_certificates
-    return TlsFiles(setting, certificate, key, own.client_ca or tls.client_ca, shown, is_latest_only)
+    client_certificates = own.client_certificates or tls.client_certificates
+    return TlsFiles(setting, certificate, key, own.client_ca or tls.client_ca, client_certificates, is_latest_only)
 
 
 class ListenerTls:

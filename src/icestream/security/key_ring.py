@@ -116,17 +116,17 @@ class KeyRing:
         """
         # A key signed its last token at the latest when the next one came.
         ends = [now_us, *(key.created_us for key in self.keys)]
-        kept = tuple(
+        earlier_keys = tuple(
             key
             for key, replaced_us in zip(self.keys, ends, strict=False)
             if replaced_us + limits.SECURITY_TOKEN_SECONDS_MAX * 1_000_000 > now_us
         )
-        if len(kept) >= limits.SIGNING_KEYS_MAX:
+        if len(earlier_keys) >= limits.SIGNING_KEYS_MAX:
             raise errors.Refused(
-                f"the key ring has {len(kept)} keys whose tokens may still be valid",
+                f"the key ring has {len(earlier_keys)} keys whose tokens may still be valid",
                 hint="`icestream security tokens remove-key ID` removes one; its tokens end",
             )
-        return KeyRing((SigningKey.new(randomness, now_us), *kept))
+        return KeyRing((SigningKey.new(randomness, now_us), *earlier_keys))
 
     def without(self, key_id: str) -> KeyRing:
         """The ring without a key, whose tokens are invalid from then on. The last key stays: rotate first."""

@@ -198,9 +198,9 @@ def _count(added: dict[str, int], kind: str, present: int, most: int, names: Seq
         raise _full(kind, most)
 
 
-def _full(what: str, most: int) -> errors.MetadataFull:
+def _full(kind: str, most: int) -> errors.MetadataFull:
     return errors.MetadataFull(
-        f"the restored accounts would be more than {most} {what}, the maximum",
+        f"the restored accounts would be more than {most} {kind}, the maximum",
         hint="delete those of this cluster that are not used, and restore again: it goes on where it stopped",
     )
 

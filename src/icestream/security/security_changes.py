@@ -290,17 +290,17 @@ def plan_binding(
             hint=f"1 to {limits.SECURITY_BINDING_ROLES_MAX} are possible",
         )
     former = bound_grants(state, binding, scope)
-    kept = {grant.role for grant in former if grant.principal == principal and grant.role in roles}
-    removed = [grant.grant_id for grant in former if grant.role not in kept]
+    kept_roles = {grant.role for grant in former if grant.principal == principal and grant.role in roles}
+    removed = [grant.grant_id for grant in former if grant.role not in kept_roles]
     operations: Operations = [Delete(state.grant_keys[grant_id]) for grant_id in removed]
     if removed:
         _check_administrator_left(state, without_grants=removed)
     for grant_id, role in zip(grant_ids, dict.fromkeys(roles), strict=False):
-        if role not in kept:
+        if role not in kept_roles:
             operations += plan_grant(state, grant_id, principal, role, None, now_ms, scope, binding)
     # A grant whose topic was deleted is in force again: an administrator has just said so.
     for grant in former:
-        if grant.is_parked and grant.role in kept:
+        if grant.is_parked and grant.role in kept_roles:
             operations += plan_unparking(state, grant.grant_id)
     return operations
 
@@ -401,12 +401,12 @@ def _check_administrator_left(
     administrators = set(state.administrators())
     if not administrators:
         return  # `security recover` is the way out, nothing gets worse
-    left = [
+    remaining = [
         principal
         for principal, grant_id in administrators
         if principal not in without and grant_id not in without_grants
     ]
-    if not left:
+    if not remaining:
         raise errors.InvalidInput(
             "this would leave the cluster without an administrator",
             hint="grant the role `administrator` to another account first",

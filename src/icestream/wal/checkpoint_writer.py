@@ -20,10 +20,10 @@ from icestream.wal.provision import Provisioner
 class CheckpointWriter:
     """The checkpoint files of one log directory."""
 
-    def __init__(self, directory: Directory, provisioner: Provisioner, kept: Sequence[KeptCheckpoint]) -> None:
+    def __init__(self, directory: Directory, provisioner: Provisioner, checkpoints: Sequence[KeptCheckpoint]) -> None:
         self._directory = directory
         self._provisioner = provisioner
-        self.kept = list(kept)  # the checkpoints on disk, newest first
+        self.kept = list(checkpoints)  # the checkpoints on disk, newest first
 
     def write(self, lsn: int, floors: dict[ShardKey, int], current: int, data: bytes) -> None:
         """Writes the encoded checkpoint `data` as a new file; it covers `lsn`, contains `floors` and names `current`.

@@ -329,10 +329,10 @@ class FileLifecycle:
         While no file is ready, a file that is being sealed may hold records beyond the checkpoint, and the header of a
         leftover may name a file that is freed after this checkpoint.
         """
-        named = [*self.handles, *self._leftovers]
+        numbers = [*self.handles, *self._leftovers]
         if clean:  # the file that was prepared for the next record is removed after this, unless a start requires it
-            return max((number for number in named if number <= self._required), default=0)
-        return self._appender.current_number or max(named, default=0)
+            return max((number for number in numbers if number <= self._required), default=0)
+        return self._appender.current_number or max(numbers, default=0)
 
     async def _encode_checkpoint(self, checkpoint: Checkpoint) -> bytes:
         # The shards are encoded at once, as they are at the LSN. The producers may be many, so they are encoded in
@@ -457,8 +457,10 @@ class FileLifecycle:
         # without it the next start would report a missing file (ADR 41). The seal of the file itself, which names the
         # next one, is no reason to free it: it goes with the file, and the first record of the next may never be
         # synced.
-        named = min((checkpoint.current for checkpoint in checkpoints if checkpoint.current), default=self._next_number)
-        return list(itertools.takewhile(lambda file: file.number < named, free))
+        first_needed = min(
+            (checkpoint.current for checkpoint in checkpoints if checkpoint.current), default=self._next_number
+        )
+        return list(itertools.takewhile(lambda file: file.number < first_needed, free))
 
     def _checkpointed_floor(self, key: ShardKey) -> int:
         """The floor that every kept checkpoint contains: losing the newest must not make data missing (hazard 4)."""

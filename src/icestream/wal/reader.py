@@ -415,15 +415,15 @@ class Reader:
             if records:
                 break
         first, size = records[0][0], 0
-        taken: list[RecordTuple] = []
+        part: list[RecordTuple] = []
         for record in records:
             size = ScannedRecord(*record).end - first
-            if taken and size > max_bytes:
+            if part and size > max_bytes:
                 break
-            taken.append(record)
-        last = ScannedRecord(*taken[-1])
+            part.append(record)
+        last = ScannedRecord(*part[-1])
         data = chunk.data[first - chunk.start : last.end - chunk.start]
-        return RecordChunk(chunk.number, first, data, taken), LogPosition(chunk.number, last.end, last.lsn + 1)
+        return RecordChunk(chunk.number, first, data, part), LogPosition(chunk.number, last.end, last.lsn + 1)
 
     async def _next_chunk(self, located: _LocatedFile, start: int, bound: int) -> RecordChunk:
         """At least one record. The record at `start` is released, so LogDamaged is raised if it cannot be read."""

@@ -35,22 +35,22 @@ def test_the_selected_rows_are_the_longest_prefix_of_each_shard(rows: list[tuple
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "ROUND_PARTITIONS_MAX", values_max)
         partitions = group_by_partition(table, spec, {3: "key"})
-    if partitions.taken is None:
+    if partitions.front_rows is None:
         assert len({key for _, key in rows}) <= values_max
         return
-    taken_rows = set(partitions.taken.tolist())
-    assert sorted(row for group in partitions.groups for row in group.rows.tolist()) == sorted(taken_rows)
-    assert len({rows[row][1] for row in taken_rows}) == len(partitions.groups) == values_max
+    front_rows = set(partitions.front_rows.tolist())
+    assert sorted(row for group in partitions.groups for row in group.rows.tolist()) == sorted(front_rows)
+    assert len({rows[row][1] for row in front_rows}) == len(partitions.groups) == values_max
     for group in partitions.groups:
         assert {b"%d" % rows[row][1] for row in group.rows.tolist()} == {group.values[0]}
     taken_of = {}
     for shard, all_of_it in counts.items():
-        front = [row in taken_rows for row in range(len(rows)) if rows[row][0] == shard]
+        front = [row in front_rows for row in range(len(rows)) if rows[row][0] == shard]
         assert front == sorted(front, reverse=True)
         if sum(front) < all_of_it:
             taken_of[shard] = sum(front)
     assert max(taken_of.values()) - min(taken_of.values()) <= 1, "shards with more take turns"
-    rest = [row for row in range(len(rows)) if row not in taken_rows and offsets[row] - 1 == taken_of[rows[row][0]]]
-    assert any(rows[row][1] not in {rows[taken_row][1] for taken_row in taken_rows} for row in rest), (
+    rest = [row for row in range(len(rows)) if row not in front_rows and offsets[row] - 1 == taken_of[rows[row][0]]]
+    assert any(rows[row][1] not in {rows[taken_row][1] for taken_row in front_rows} for row in rest), (
         "it ends at a new value"
     )

@@ -868,10 +868,10 @@ class MqttSession(SessionReader):
         for pending in rows:
             if isinstance(pending, PendingRun):
                 packet_ids: list[range] = []
-                left = pending.rows if pending.decision.qos else 0
-                while left:
+                rows_left = pending.rows if pending.decision.qos else 0
+                while rows_left:
                     packet_ids.append(_packet_ids_of(next(entries)))
-                    left -= len(packet_ids[-1])
+                    rows_left -= len(packet_ids[-1])
                 packets.append(pending.delivery(packet_ids))
                 continue
             row, matched = pending

@@ -63,23 +63,23 @@ async def page_of_rows(
 ) -> Listing[Row]:
     """A page of the items that are shown, in the order of their cursors. Raises InvalidInput for another cursor."""
     after = _parse_cursor(request.after)
-    kept: list[tuple[Cursor, Item]] = []
+    page: list[tuple[Cursor, Item]] = []
     async for item in _sliced(items):
         if (after is None or item[0] > after) and is_shown(item[1]):
-            kept.append(item)
-            if len(kept) > 4 * request.limit:
-                kept = nsmallest(request.limit + 1, kept, key=itemgetter(0))
-    kept = nsmallest(request.limit + 1, kept, key=itemgetter(0))
+            page.append(item)
+            if len(page) > 4 * request.limit:
+                page = nsmallest(request.limit + 1, page, key=itemgetter(0))
+    page = nsmallest(request.limit + 1, page, key=itemgetter(0))
     rows: list[Row] = []
     size, last = 0, None
-    for cursor, shown in kept[: request.limit]:
-        row = await describe(shown)
+    for cursor, shown_item in page[: request.limit]:
+        row = await describe(shown_item)
         size += len(msgspec.msgpack.encode(row))
         if rows and size > limits.API_PAGE_BYTES_MAX:
             break
         rows.append(row)
         last = cursor
-    has_more = len(kept) > len(rows)
+    has_more = len(page) > len(rows)
     return Listing(items=rows, next=".".join(map(str, last)) if has_more and last is not None else None)
 
 

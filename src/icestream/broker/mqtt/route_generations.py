@@ -140,15 +140,15 @@ class RouteGenerations:
 
     def _forget_passed(self, is_owed_below: Callable[[ShardKey, int], bool]) -> list[cmd.Operation]:
         """Removes the ends that no session is below, and the oldest beyond the bound."""
-        kept = {
+        ends_by_key = {
             (generation, topic_id): ends
             for (generation, topic_id), ends in self._ends.items()
             if any(is_owed_below(ShardKey(topic_id, shard), end) for shard, end in enumerate(ends))
         }
-        newest = sorted({generation for generation, _ in kept})[-limits.MQTT_ROUTE_GENERATIONS_MAX :]
-        kept = {key: ends for key, ends in kept.items() if key[0] in newest}
-        removed = self._ends.keys() - kept.keys()
-        self._ends = kept
+        newest = sorted({generation for generation, _ in ends_by_key})[-limits.MQTT_ROUTE_GENERATIONS_MAX :]
+        ends_by_key = {key: ends for key, ends in ends_by_key.items() if key[0] in newest}
+        removed = self._ends.keys() - ends_by_key.keys()
+        self._ends = ends_by_key
         return [cmd.Delete(_ends_key(*key)) for key in removed]
 
     def former_of(self, key: ShardKey) -> FormerGenerations:

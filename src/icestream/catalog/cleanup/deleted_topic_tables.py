@@ -43,10 +43,10 @@ class DeletedTopicTables:
                 await (self._detach(table) if end is DeletedTablePolicy.KEEP else self._drop(table, end))
             # Last: a crash before it repeats the work, which finds that the table is no longer the topic's.
             detached = await self._topics.find_detached(topic_id)
-            kept: list[cmd.Operation] = []
+            former_table: list[cmd.Operation] = []
             if detached is not None and deleted.grace_ms and end is not DeletedTablePolicy.PURGE:
-                kept = [keep_former(topic_id, detached, deleted.grace_ms)]
-            await self._store.txn([], [*kept, cmd.Delete(catalog_keys.detached_key(topic_id)), cmd.Delete(key)])
+                former_table = [keep_former(topic_id, detached, deleted.grace_ms)]
+            await self._store.txn([], [*former_table, cmd.Delete(catalog_keys.detached_key(topic_id)), cmd.Delete(key)])
             yield
 
     async def _detach(self, table: Identifier) -> None:

@@ -60,8 +60,10 @@ class NamespaceOperations:
         names: list[str] = []
         while entries := await self._store.list(prefix, after, page_limit(count_max, len(names))):
             page = [catalog_keys.last_name(prefix, key) for key, _ in entries]
-            shown = [True] * len(page) if is_visible is None else await is_visible([(*parent, name) for name in page])
-            for name, is_shown in zip(page, shown, strict=True):
+            visibility = (
+                [True] * len(page) if is_visible is None else await is_visible([(*parent, name) for name in page])
+            )
+            for name, is_shown in zip(page, visibility, strict=True):
                 if is_shown and len(names) == count_max:
                     return NamePage(names, catalog_keys.page_token(names[-1]))
                 if is_shown:

@@ -88,8 +88,8 @@ class RelationLookup:
                 for key, entry in entries
                 if relation_plans.kind_of(record := catalog_records.decode_relation(key, entry)) == kind
             ]
-            shown = [True] * len(page) if is_visible is None else await is_visible(page)
-            for (identifier, _), is_shown in zip(page, shown, strict=True):
+            visibility = [True] * len(page) if is_visible is None else await is_visible(page)
+            for (identifier, _), is_shown in zip(page, visibility, strict=True):
                 # The token is a name that is shown: it must not tell a hidden one.
                 if is_shown and len(names) == count_max:
                     return NamePage(names, catalog_keys.page_token(names[-1]))

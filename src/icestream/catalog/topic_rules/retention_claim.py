@@ -113,8 +113,8 @@ def check_retention(
     if claim.consumers is not None and claim.consumers != consumers:
         raise range_refused(binding, "consumers_changed", f"a consumer of topic {binding.topic} was created or moved")
     removed = {file.location for file in changes.removed}
-    if gone := claim.removed - removed:
-        raise range_refused(binding, "not_live", f"{min(gone)} is not a live file of the table any more")
+    if not_live := claim.removed - removed:
+        raise range_refused(binding, "not_live", f"{min(not_live)} is not a live file of the table any more")
     if others := removed - claim.removed:
         raise _contradiction(f"a retention removes {min(others)}, which its requirement does not name")
     if changes.added:
@@ -128,11 +128,11 @@ def check_retention(
             raise range_refused(
                 binding, "not_committed", f"shard {shard} is committed up to {committed[shard]}, not up to {offset}"
             )
-    kept = {**first, **{shard: max(offset, first.get(shard, 0)) for shard, offset in claim.first.items()}}
+    first_after = {**first, **{shard: max(offset, first.get(shard, 0)) for shard, offset in claim.first.items()}}
     for file in changes.removed:
-        if not is_below(file, kept):
+        if not is_below(file, first_after):
             raise _contradiction(f"a retention removes {file.location}, which may hold rows that are kept")
-    return kept
+    return first_after
 
 
 def is_below(file: DataFile, first: Mapping[int, int]) -> bool:

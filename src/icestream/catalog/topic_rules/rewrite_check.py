@@ -40,8 +40,8 @@ def check_files(claim: RewriteClaim, changes: FileChanges, binding: Binding | No
     """Raises RangeRefused for a rewrite that does not fit the table any more, and Contradiction for one that never did.
     `changes`: by the manifests of its snapshot and of the parent. `binding`: for the details of a refusal."""
     removed = {file.location for file in changes.removed}
-    if gone := claim.replaced - removed:
-        raise range_refused(binding, "not_live", f"{min(gone)} is not a live file of the table any more")
+    if not_live := claim.replaced - removed:
+        raise range_refused(binding, "not_live", f"{min(not_live)} is not a live file of the table any more")
     if delete := find_unapplied(changes, claim.sequence_number, claim.deletes):
         raise range_refused(
             binding, "deleted_rows", f"rows of {delete[1].location} may be deleted by {delete[0].location}"

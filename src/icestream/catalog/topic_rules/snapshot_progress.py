@@ -183,12 +183,12 @@ def _lost(
     operation: str,
     snapshot_id: int,
     time_ms: int,
-    held: Mapping[int, int],
+    next_by_shard: Mapping[int, int],
     committed: Mapping[int, int],
     is_exact: bool,
 ) -> Removals:
     """A removal of the committed offsets that the snapshot does not hold."""
-    ranges = {shard: (held.get(shard, 0), end) for shard, end in committed.items()}
+    ranges = {shard: (next_by_shard.get(shard, 0), end) for shard, end in committed.items()}
     lost = {shard: (start, end) for shard, (start, end) in ranges.items() if start < end}
     return (Removal(operation, snapshot_id, time_ms, lost, is_exact),) if lost else ()
 

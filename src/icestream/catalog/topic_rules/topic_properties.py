@@ -50,8 +50,8 @@ def job_summary(binding: Binding, removals: Removals, claim: RewriteClaim | Rete
     """The reserved part of the summary of the last job of this binding. It repeats the progress of the table: the
     rounds before it may expire, and then nothing else in the table's history would say which offsets it holds."""
     progress = removal.as_summary(binding.topic_id, binding.committed(), removals)
-    kept = {FIRST: removal.as_text(dict(claim.first))} if isinstance(claim, RetentionClaim) else {}
-    return progress | kept | {ROUND: str(uuid.UUID(bytes=binding.rewrites[-1].id))}
+    first_offsets = {FIRST: removal.as_text(dict(claim.first))} if isinstance(claim, RetentionClaim) else {}
+    return progress | first_offsets | {ROUND: str(uuid.UUID(bytes=binding.rewrites[-1].id))}
 
 
 def _round(binding: Binding) -> dict[str, str]:

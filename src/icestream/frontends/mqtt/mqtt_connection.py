@@ -502,9 +502,9 @@ class MqttConnection(asyncio.Protocol):
         seconds = self._server.silence_seconds_max
         if seconds is None or self._transport is None or self._ended is not None:
             return
-        left = self._last_read + seconds - self._loop.time() if self._is_reading else seconds
-        if left > 0:
-            self._silence = self._loop.call_later(left, self._watch_silence)
+        seconds_left = self._last_read + seconds - self._loop.time() if self._is_reading else seconds
+        if seconds_left > 0:
+            self._silence = self._loop.call_later(seconds_left, self._watch_silence)
         elif not is_late:
             # The loop may be late, and packets of the client wait in the socket: they are read first.
             again = partial(self._watch_silence, is_late=True)

@@ -101,8 +101,8 @@ class MqttRelay:
             self._refused += 1
             raise ConnectionRefusedError
         client = accepted.getpeername()[:2]
-        if named := await self._proxies.read(accepted):
-            host, _, port = named.rpartition(":")
+        if address := await self._proxies.read(accepted):
+            host, _, port = address.rpartition(":")
             client = host.strip("[]"), int(port)
         far = await self._dial()
         local = far.get_extra_info("sockname")

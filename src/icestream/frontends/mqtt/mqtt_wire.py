@@ -211,9 +211,9 @@ class WireMqttConnection(MqttConnection):
         if self.wire_transport is not None:
             self.wire_transport.flush()
         super()._write()
-        if (held := self._server.held_ids) != self._held:
-            self._held = held
-            self._wire.server.set_held(self.number, held)
+        if (held_ids := self._server.held_ids) != self._held:
+            self._held = held_ids
+            self._wire.server.set_held(self.number, held_ids)
 
     # --- deliveries ---
 

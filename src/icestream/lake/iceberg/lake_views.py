@@ -97,10 +97,10 @@ class PastView(LakeView):
         is_visible: VisibleRelations | None,
     ) -> NamePage:
         async def is_shown(relations: Sequence[tuple[Identifier, Relation]]) -> list[bool]:
-            shown = [True] * len(relations) if is_visible is None else await is_visible(relations)
+            visibility = [True] * len(relations) if is_visible is None else await is_visible(relations)
             return [
                 is_allowed and await self._has(catalog, identifier)
-                for (identifier, _), is_allowed in zip(relations, shown, strict=True)
+                for (identifier, _), is_allowed in zip(relations, visibility, strict=True)
             ]
 
         return await catalog.tables.list(namespace, token, size, is_shown)

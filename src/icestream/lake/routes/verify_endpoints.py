@@ -42,8 +42,10 @@ ScansDep = Annotated[LazyScanner, Depends(get_scans)]
 @router.get("/bound", response_model=model_of(Listing[api.BoundTopicView]), summary="List the topics that have a table")
 async def list_bound(scans: ScansDep, page: PageDep, rights: RightsDep) -> Listing[api.BoundTopicView]:
     topics, after = await scans.tables.bound_topics(page.after, page.limit)
-    shown = await rights.visible_topics([topic.topic for topic in topics])
-    items = [api.BoundTopicView(**topic._asdict()) for topic, is_shown in zip(topics, shown, strict=True) if is_shown]
+    visibility = await rights.visible_topics([topic.topic for topic in topics])
+    items = [
+        api.BoundTopicView(**topic._asdict()) for topic, is_shown in zip(topics, visibility, strict=True) if is_shown
+    ]
     return Listing(items=items, next=after)
 
 
@@ -54,7 +56,7 @@ async def list_bound(scans: ScansDep, page: PageDep, rights: RightsDep) -> Listi
 )
 async def list_parted(scans: ScansDep, page: PageDep, rights: RightsDep) -> Listing[api.DetachedTopicView]:
     topics, after = await scans.tables.detached_topics(page.after, page.limit)
-    shown = await rights.visible_topics([topic.topic for topic in topics])
+    visibility = await rights.visible_topics([topic.topic for topic in topics])
     items = [
         api.DetachedTopicView(
             topic=topic.topic,
@@ -63,7 +65,7 @@ async def list_parted(scans: ScansDep, page: PageDep, rights: RightsDep) -> List
             committed={str(shard): end for shard, end in topic.committed.items()},
             problem=topic.problem,
         )
-        for topic, is_shown in zip(topics, shown, strict=True)
+        for topic, is_shown in zip(topics, visibility, strict=True)
         if is_shown
     ]
     return Listing(items=items, next=after)

@@ -46,13 +46,13 @@ async def check_retention(commit: TopicCommit, manifests: ManifestCache) -> None
     hold rows that are kept.
     """
     changes, committed = await _file_changes(commit, manifests), commit.table.next_offsets
-    if gone := set(commit.removed_files) - {file.location for file in changes.removed}:
-        raise range_refused(None, "not_live", f"{min(gone)} is not a live file of the table any more")
+    if not_live := set(commit.removed_files) - {file.location for file in changes.removed}:
+        raise range_refused(None, "not_live", f"{min(not_live)} is not a live file of the table any more")
     for shard, offset in commit.first.items():
         if offset > committed.get(shard, 0):
             raise range_refused(None, "not_committed", f"shard {shard} is not committed up to {offset}")
-    if kept := [file.location for file in changes.removed if not is_below(file, commit.first)]:
-        raise errors.Contradiction(f"a retention removes {kept[0]}, which may hold rows that are kept")
+    if not_expired := [file.location for file in changes.removed if not is_below(file, commit.first)]:
+        raise errors.Contradiction(f"a retention removes {not_expired[0]}, which may hold rows that are kept")
 
 
 def layouts(table: TableMetadata, manifests: Sequence[ManifestFile], cache: ManifestCache) -> list[ManifestLayout]:

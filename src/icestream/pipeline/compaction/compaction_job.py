@@ -227,9 +227,9 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             return await self._plan_request(self._request)
         self._next_plan_ns = self._clock.monotonic_ns() + self._options.interval_ms * 1_000_000
         planned: list[TableGroup] = []
-        known = sorted(self._changed)
+        topic_ids = sorted(self._changed)
         with turn.timed("plan_compaction"):
-            for topic_id in known:
+            for topic_id in topic_ids:
                 table = await self._current(topic_id)
                 if table is None or not self._is_wanted(topic_id):
                     self._changed.discard(topic_id)
@@ -265,9 +265,9 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
 
     async def _requested_tables(self, request: MaintenanceRequest, progress: MaintenanceProgress) -> list[TopicTable]:
         if not request.tables:
-            tables = [await self._current(topic_id) for topic_id in self._tables.loaded_ids()]
-            return [table for table in tables if table is not None]
-        found = []
+            loaded = [await self._current(topic_id) for topic_id in self._tables.loaded_ids()]
+            return [table for table in loaded if table is not None]
+        tables: list[TopicTable] = []
         for requested in request.tables:
             table = await self._current(requested.topic_id)
             if table is None:
@@ -275,8 +275,8 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             if table is None:
                 progress.reason = f"the table of {requested.topic} cannot be opened by this pipeline now"
             else:
-                found.append(table)
-        return found
+                tables.append(table)
+        return tables
 
     async def _open(self, requested: RequestedTable) -> TopicTable | None:
         """Opens a table that nothing was committed to in the life of this driver; None if it is gone, or written by the
@@ -471,9 +471,9 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
                 break
             table = current
             current_files = await self.table_files(table)
-            kept = [result for result in results if _is_as_planned(result, planned, current_files)]
-            metrics.PIPELINE_COMPACTION_GROUPS.labels("overtaken").inc(len(results) - len(kept))
-            results = kept
+            still_planned = [result for result in results if _is_as_planned(result, planned, current_files)]
+            metrics.PIPELINE_COMPACTION_GROUPS.labels("overtaken").inc(len(results) - len(still_planned))
+            results = still_planned
             if not results:
                 break
             outcome = (await self._commit.commit([_rewrite(table, planned, results)])).get(table.topic_id)

@@ -172,9 +172,13 @@ class FileCleaner:
             table.reset(now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000)
             return
         # A held snapshot that the table no longer has lost its tag by force: what it needs is not known here.
-        held = await catalog_holds.held_snapshots(self._store, table.uuid)
-        if any(live.metadata.snapshots.find(number) is None for numbers in held.values() for number in numbers):
-            _log.warning("files are kept for a backup whose snapshot is gone", table=live.folder, holders=sorted(held))
+        held_snapshots = await catalog_holds.held_snapshots(self._store, table.uuid)
+        if any(
+            live.metadata.snapshots.find(number) is None for numbers in held_snapshots.values() for number in numbers
+        ):
+            _log.warning(
+                "files are kept for a backup whose snapshot is gone", table=live.folder, holders=sorted(held_snapshots)
+            )
             table.reset(now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000)
             return
         table.observe(live.metadata, now_ns + self._delay_ns)  # before the next commit, so that no snapshot is missed

@@ -31,7 +31,7 @@ class PartitionedRows(NamedTuple):
     """Rows by partition value."""
 
     groups: list[PartitionGroup]
-    taken: Any  # which rows, rising: the front of each shard; None: all
+    front_rows: Any  # which rows, rising: the front of each shard; None: all
 
 
 def group_by_partition(table: Any, spec: dict[str, Any], names: dict[int, str]) -> PartitionedRows:
@@ -43,19 +43,19 @@ def group_by_partition(table: Any, spec: dict[str, Any], names: dict[int, str]) 
     count = int(codes.max(initial=0)) + 1
     if count == 1:
         return PartitionedRows([PartitionGroup([_plain(column[0]) for column in columns], None)], None)
-    taken = None
+    front_rows = None
     if count > limits.ROUND_PARTITIONS_MAX:
-        taken = _front(table, codes, limits.ROUND_PARTITIONS_MAX)
-        _, codes = np.unique(codes[taken], return_inverse=True)
+        front_rows = _front(table, codes, limits.ROUND_PARTITIONS_MAX)
+        _, codes = np.unique(codes[front_rows], return_inverse=True)
         count = limits.ROUND_PARTITIONS_MAX
     order = np.argsort(codes, kind="stable")
     bounds = np.searchsorted(codes[order], np.arange(count + 1))
-    rows = order if taken is None else taken[order]
+    rows = order if front_rows is None else front_rows[order]
     groups = [
         PartitionGroup([_plain(column[int(rows[low])]) for column in columns], rows[low:high])
         for low, high in pairwise(bounds)
     ]
-    return PartitionedRows(groups, taken)
+    return PartitionedRows(groups, front_rows)
 
 
 def _codes(columns: list[Any], rows: int) -> Ints:

@@ -70,7 +70,7 @@ def write_topic(
                     digest,
                 )
             )
-    ends = None if grouped.taken is None else _ends(table, grouped.taken)
+    ends = None if grouped.front_rows is None else _ends(table, grouped.front_rows)
     return TopicFiles(files, ends, () if derived is None else derived.new_topics)
 
 
@@ -81,8 +81,8 @@ def _row_groups(table: Any) -> RowGroups:
     return cluster(table.drop_columns([_ORDER]), table.column(_ORDER).to_numpy())
 
 
-def _ends(table: Any, taken: Any) -> dict[int, int]:
-    shard, offset = (table.column(name).to_numpy()[taken] for name in ("shard", "offset"))
+def _ends(table: Any, rows: Any) -> dict[int, int]:
+    shard, offset = (table.column(name).to_numpy()[rows] for name in ("shard", "offset"))
     return {int(number): int(offset[shard == number].max()) + 1 for number in np.unique(shard)}
 
 
