@@ -1,1 +1,1 @@
-"""The embedded catalog judged by software that is not ours: Iceberg's REST compatibility kit."""
+"""The broker judged by software that is not ours: Iceberg's kit, engines, and suites of MQTT and Danube."""
