@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import tomllib
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from icestream import errors, limits
-from tests.tidy.tree import ROOT, functions, parsed, python_files, report, shown
+from tests.tidy.tree import ROOT, functions, parsed, python_files, read, report, shown
 
 EMPTY_NAMES = {"util", "utils", "helper", "helpers", "manager", "managers"}
 UNITS = {"KIB", "MIB", "GIB"}
@@ -36,6 +38,63 @@ def test_public_classes_have_names_of_their_own() -> None:
                 modules.setdefault(node.name, []).append(shown(path))
     shared = [f"{name}: {', '.join(places)}" for name, places in modules.items() if len(set(places)) > 1]
     assert not shared, report("These classes have the same name; say in one of them what it is of:", shared)
+
+
+def test_source_files_have_names_of_their_own() -> None:
+    """A file is found by its name."""
+    paths_by_name: dict[str, list[str]] = {}
+    for path in python_files("src/"):
+        paths_by_name.setdefault(path.name, []).append(shown(path))
+    del paths_by_name["__init__.py"]
+    shared = [", ".join(paths) for paths in paths_by_name.values() if len(paths) > 1]
+    assert not shared, report("These files have the same name; say in one of them what it is of:", shared)
+
+
+def test_modules_that_say_they_are_pure_are() -> None:
+    """The contract in pyproject.toml names the modules that everything depends on; a docstring counts for any other."""
+    impure = [
+        f"{shown(path)} imports {', '.join(sorted(imports))}"
+        for path in python_files("src/")
+        if claims_purity(parsed(path)) and (imports := imported_modules(parsed(path)) & impure_modules())
+    ]
+    assert not impure, report("Hand time, chance and I/O in by constructor, or do not say Pure:", impure)
+
+
+@pytest.mark.parametrize(
+    ("docstring", "is_claim"),
+    [
+        ("Decides. Pure.", True),
+        ("Decides. Pure: the time is a parameter.", True),
+        ("Reads. Pure, except for `read`.", False),
+        ("Decides what is\npurely a matter of taste.", False),
+    ],
+)
+def test_a_docstring_claims_purity_in_its_first_paragraph(docstring: str, is_claim: bool) -> None:
+    assert claims_purity(ast.parse(f'"""{docstring}\n\nMore. Pure."""')) is is_claim
+
+
+def claims_purity(module: ast.Module) -> bool:
+    first_paragraph = (ast.get_docstring(module) or "").split("\n\n")[0]
+    return re.search(r"\bPure\b(?!,)", first_paragraph) is not None
+
+
+def imported_modules(module: ast.Module) -> set[str]:
+    """The top-level names of the modules that a module imports, inside of functions too."""
+    names: set[str] = set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").partition(".")[0])
+    return names
+
+
+@cache
+def impure_modules() -> frozenset[str]:
+    """The modules that the contract about values and decisions forbids."""
+    contracts = tomllib.loads(read("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    (contract,) = (contract for contract in contracts if contract["name"].startswith("Values and decisions are pure"))
+    return frozenset(contract["forbidden_modules"])
 
 
 def test_packages_only_reexport() -> None:

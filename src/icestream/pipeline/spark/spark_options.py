@@ -1,4 +1,4 @@
-"""The options of the Spark session of the pipeline. Pure; reasons are beside the values."""
+"""The options of the Spark session of the pipeline; reasons are beside the values."""
 
 from __future__ import annotations
 
