@@ -142,11 +142,11 @@ class NodeProcess:
 
         async def hear() -> None:
             while line := await orders.readline():
-                self._obey(json.loads(line))
+                self._run_order(json.loads(line))
 
         self._orders = loop.create_task(hear())
 
-    def _obey(self, order: dict[str, Any]) -> None:
+    def _run_order(self, order: dict[str, Any]) -> None:
         if "cuts" in order:
             self._cuts.set(set(order["cuts"]), holds=order["holds"])
         for name, value in order.get("disk", {}).items():

@@ -200,11 +200,11 @@ class NodeWorld:
         self.now += 1
         operation = Operation(0, kind, number // GROUP_OPERATIONS, arguments[kind], self.now)
         self.operations.append(operation)
-        task = asyncio.get_running_loop().create_task(self._carry_out(chance.choice(stores), operation))
+        task = asyncio.get_running_loop().create_task(self._execute(chance.choice(stores), operation))
         self.under_way.add(task)
         task.add_done_callback(self.under_way.discard)
 
-    async def _carry_out(self, store: NodeStore, operation: Operation) -> None:
+    async def _execute(self, store: NodeStore, operation: Operation) -> None:
         keys = [f"/{operation.group}/{place}" for place in range(WIDTH)]
         try:
             if operation.kind == "get":

@@ -93,7 +93,7 @@ class ShardAudit:
         """Checks a cursor that was read; False if it is not newer than the last one."""
         if self.cursor is not None and cursor.revision <= self.cursor.revision:
             return False
-        self._look_at(cursor)
+        self._compare(cursor)
         self.cursor = cursor
         self._counted = [
             (revision, generation, offset)
@@ -102,7 +102,7 @@ class ShardAudit:
         ]
         return True
 
-    def _look_at(self, cursor: AuditedCursor) -> None:
+    def _compare(self, cursor: AuditedCursor) -> None:
         before = self.cursor
         if before is not None:
             check(cursor.generation >= before.generation, "S4 a seek was forgotten", self.name, before, cursor)

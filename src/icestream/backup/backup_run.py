@@ -224,7 +224,7 @@ class BackupRun:
         try:
             self._cut = await self._make_cut()
         except Exception:
-            await self._give_up()
+            await self._release_pins()
             raise
         self._copied.add(ObjectRow._make(row) for row in self._cut.rows)
         return await self._complete(parent)
@@ -783,7 +783,7 @@ class BackupRun:
         """Removes hold and tag; the hold first, because the catalog refuses to remove the tag while it exists."""
         await release_pin(self._node, self._catalog, self._plan.id, Identifier(namespace, name), uuid)
 
-    async def _give_up(self) -> None:
+    async def _release_pins(self) -> None:
         """Removes the pins of a backup that cannot be resumed, and its hold on the log, as far as that is possible."""
         with contextlib.suppress(errors.IcestreamError):
             async for topic in self._node.tables():

@@ -111,7 +111,7 @@ class PublishGroupResult:
             rows = [0 if index in self.rejected else count for index, count in enumerate(rows)]
             sizes = [0 if index in self.rejected else size for index, size in enumerate(sizes)]
             batches -= len(self.rejected)
-        if not group.is_one_by_one:
+        if not group.has_single_blocks:
             rows = [sum(rows[start:end]) for start, end in group.shard_ranges()]
             sizes = [sum(sizes[start:end]) for start, end in group.shard_ranges()]
         for topic, row_count, size_bytes in zip(self._topics, rows, sizes, strict=True):

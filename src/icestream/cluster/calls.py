@@ -95,7 +95,7 @@ class Calls:
     async def confirmed(self, arguments: Document) -> Document:
         """Notes the promise of another node (promises.py)."""
         term, index = document.number_of(arguments, "term", 0, 2**63), document.number_of(arguments, "index", 0, 2**63)
-        self._host.memory.heard(wire.id_of(arguments, "node"), Promise(term, index))
+        self._host.memory.record_promise(wire.id_of(arguments, "node"), Promise(term, index))
         return {}
 
     async def client_write(self, arguments: Document) -> Document:

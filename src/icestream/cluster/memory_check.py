@@ -48,7 +48,7 @@ class MemoryCheck:
         highest = confirmed(store.node.status(), self._host.id).get(node_id, NONE) if store is not None else NONE
         return max(highest, self._promises.of(node_id))
 
-    def heard(self, node_id: int, promise: Promise) -> None:
+    def record_promise(self, node_id: int, promise: Promise) -> None:
         """Notes the promise that another node has sent."""
         self._promises.note(node_id, promise)
 

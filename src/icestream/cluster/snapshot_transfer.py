@@ -113,4 +113,4 @@ class IncomingSnapshot:
         """Removes the unfinished file."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            await self._log.give_up_received(writer)
+            await self._log.abandon_received(writer)

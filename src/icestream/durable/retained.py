@@ -57,13 +57,13 @@ class RetainedSet:
             return True
         self.pass_rows(key, value.offset + 1)
         is_taken = not value.payload or self._has_room(value)
-        # A value that is not taken clears the one before it: an old value must not be told as the last one.
+        # A value that is not taken clears the one before it: an old value must not be served as the last one.
         self._set(value.topic, value if value.payload and is_taken else None)
         self._changed.add(value.topic)
         return is_taken
 
     def pass_rows(self, key: ShardKey, end: int) -> None:
-        """All retained rows of the shard below `end` are folded."""
+        """Notes that all retained rows of the shard below `end` are folded."""
         if end > self._applied.get(key, 0):
             self._applied[key] = end
             self._moved.add(key)
@@ -88,7 +88,7 @@ class RetainedSet:
         return records
 
     def keep_changes(self, records: Iterable[AnyRecord]) -> None:
-        """Takes back what `take_changes` gave and could not be stored: it is in the next transaction."""
+        """Notes records of `take_changes` that could not be stored as changed: they are in the next transaction."""
         for record in records:
             match record:
                 case rec.RetainedValue() | rec.RetainedCleared():

@@ -328,7 +328,7 @@ class ForeignOperations:
 
 
 def _effective_consents(consents: Collection[Consent], is_dry: bool) -> Collection[Consent]:
-    """A dry run tells all of it."""
+    """The consents that apply: a dry run shows every effect, so it needs none of them."""
     return _ALL if is_dry else consents
 
 

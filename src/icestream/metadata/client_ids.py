@@ -31,7 +31,7 @@ class ClientIds:
         client_id.sequence += 1
         return client_id
 
-    def give_back(self, client_id: ClientId) -> None:
+    def release(self, client_id: ClientId) -> None:
         """Returns a borrowed id to the pool."""
         self._free.append(client_id)
         self._free_count.release()

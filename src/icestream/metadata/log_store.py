@@ -273,9 +273,9 @@ class LogStore:
             with contextlib.suppress(FileNotFoundError):  # it was never completed
                 self._directory.remove(name)
 
-    async def give_up_received(self, writer: SnapshotWriter) -> None:
+    async def abandon_received(self, writer: SnapshotWriter) -> None:
         """Removes an unfinished received snapshot."""
-        await self._offload.run(writer.give_up)
+        await self._offload.run(writer.abandon)
 
     async def add_received(self, writer: SnapshotWriter, data: bytes) -> None:
         """Appends bytes to a received snapshot."""

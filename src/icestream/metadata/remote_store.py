@@ -72,7 +72,7 @@ class RemoteStore(MetadataStore):
         try:
             return await self._submit(cmd.Envelope(cmd.VERSION, client_id.client, client_id.sequence, 0, command))
         finally:
-            self._client_ids.give_back(client_id)
+            self._client_ids.release(client_id)
 
     async def _submit(self, envelope: cmd.Envelope) -> cmd.Answer:
         reply = await self._ask("metadata_submit", {"envelope": cmd.encode_envelope(envelope)}, is_write=True)

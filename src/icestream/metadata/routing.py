@@ -75,7 +75,7 @@ class Routing:
         try:
             return await self._retry(partial(self._try, command, client_id.client, client_id.sequence))
         finally:
-            self._client_ids.give_back(client_id)
+            self._client_ids.release(client_id)
 
     async def renew(self, key: str, revision: int) -> bool:
         """Renews a lease; False if it is gone."""

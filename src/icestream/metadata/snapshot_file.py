@@ -145,7 +145,7 @@ class SnapshotWriter:
         try:
             self._file.write_at(0, encode_head(head))
         except OSError:
-            self.give_up()
+            self.abandon()
             raise
 
     def add(self, data: bytes) -> None:
@@ -178,7 +178,7 @@ class SnapshotWriter:
         self._directory.rename(self._temporary, name)
         self._directory.sync()
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Removes the unfinished file."""
         self._file.close()
         with contextlib.suppress(OSError):

@@ -181,12 +181,12 @@ class SnapshotTask:
                 await self._write(frozen, writer)
                 if node.installs.count != installs:
                     # A received snapshot has replaced the state: this one is outdated.
-                    await self._offload.run(writer.give_up)
+                    await self._offload.run(writer.abandon)
                     return
                 await self._log.finish_snapshot(writer, mark)
             except BaseException:
                 # Through the offload, behind its pending writes: a descriptor closed under a write may be reused.
-                await self._offload.run(writer.give_up)
+                await self._offload.run(writer.abandon)
                 raise
         finally:
             frozen.end()

@@ -77,12 +77,12 @@ class StateMachine:
             # Never back: a new leader may have a clock behind the stamps of its predecessor (hazard 32).
             self.time_ms = min(envelope.time_ms, limits.METADATA_TIME_MS_MAX)
         if not client:
-            return self._carry_out(envelope.command)
+            return self._execute(envelope.command)
         # A repeat changes nothing, not even the time of the remembered answer.
         answer = refused_identity(client, sequence) or self._repeated(client, sequence)
         if answer is not None:
             return Applied(answer, [])
-        applied = self._carry_out(envelope.command)
+        applied = self._execute(envelope.command)
         self._remember(client, Remembered(sequence, self.time_ms, applied.answer))
         return applied
 
@@ -108,7 +108,7 @@ class StateMachine:
         while len(clients) > limits.METADATA_CLIENTS_MAX or clients[next(iter(clients))].time_ms < oldest_ms:
             clients.popitem(last=False)
 
-    def _carry_out(self, command: cmd.Command) -> Applied:
+    def _execute(self, command: cmd.Command) -> Applied:
         # Checked again although the submitter has done so: a node of another version may have let it through.
         if (rejected := refusal(command)) is not None:
             return Applied(rejected, [])

@@ -36,7 +36,7 @@ class BlockGroup(NamedTuple):
         return len(self.ends)
 
     @property
-    def is_one_by_one(self) -> bool:
+    def has_single_blocks(self) -> bool:
         """True if every shard has one block."""
         return len(self.shard_ends) == len(self.ends)
 
@@ -52,7 +52,7 @@ class BlockGroup(NamedTuple):
         if not rejected:
             ends = [self.ends[end - 1] for end in self.shard_ends]
             bodies = [joined[start:end] for start, end in pairwise((0, *ends))]
-            if self.is_one_by_one:
+            if self.has_single_blocks:
                 return list(self.rows), bodies
             return [sum(self.rows[start:end]) for start, end in self.shard_ranges()], bodies
         accepted = [

@@ -1,4 +1,4 @@
-"""The packets of MQTT 3.1.1 and 5.0, as values. The codec (codec.py) makes them of bytes and bytes of them.
+"""The packets of MQTT 3.1.1 and 5.0, as values. codec.py encodes and decodes them.
 
 A packet of 3.1.1 is the same value without properties and with the reason codes of 5.0 in their place: CONNACK's return
 codes are translated by the codec where they are written, and are raw where they are read by a client.

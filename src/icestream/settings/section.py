@@ -47,7 +47,7 @@ class Section(BaseModel):
         return ()
 
     @model_validator(mode="after")
-    def _obey_rules(self) -> Self:
+    def _check_rules(self) -> Self:
         broken = tuple(self.broken_rules())
         if broken:
             raise BrokenRules(broken)

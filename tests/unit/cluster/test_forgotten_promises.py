@@ -288,7 +288,7 @@ def test_the_remembered_index_is_the_higher_of_log_and_heartbeat() -> None:
         id = 1
 
     memory = MemoryCheck(PromiseHost(), None, Promises({2: Promise(3, 9)}))  # type: ignore[arg-type]
-    memory.heard(2, Promise(3, 4))
+    memory.record_promise(2, Promise(3, 4))
     assert memory.remembered(2) == Promise(3, 9)
-    memory.heard(2, Promise(4, 1))
+    memory.record_promise(2, Promise(4, 1))
     assert memory.remembered(2) == Promise(4, 1)

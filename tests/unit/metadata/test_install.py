@@ -104,7 +104,7 @@ async def test_a_second_stream_does_not_touch_the_file_of_the_first(group: NodeG
     writer = await log.begin_received(head)  # of a leader that dies soon
     loading.let_go()
     await group.settle()
-    await log.give_up_received(writer)
+    await log.abandon_received(writer)
     await check_is_whole(group, follower)
 
 
@@ -186,7 +186,7 @@ async def test_a_state_that_is_not_the_announced_one_gets_no_name(group: NodeGro
     await log.add_received(writer, b"something else")
     with pytest.raises(errors.DecodeError, match="announced was abab"):
         await log.finish_received(writer, name)
-    await log.give_up_received(writer)
+    await log.abandon_received(writer)
     assert [
         file_name for file_name in group.members[group.led.node.id].disk.names() if file_name.startswith("received-")
     ] == []

@@ -70,7 +70,7 @@ class SyncBarrier:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Ends the wait: the connection is over, and the log may never report."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -148,7 +148,7 @@ class ConnectedClient:
         self.is_over = True
         self._parked.clear()
         if self._awaited is not None:
-            self._awaited.give_up()
+            self._awaited.abandon()
         if self._unparking is not None:
             self._unparking.cancel()
         for hold in self._holds.values():
@@ -217,7 +217,7 @@ class ConnectedClient:
             return None
         self._burst_token = token = self._access.policy_token
         bursts = service.bursts
-        if self._access.is_unrestricted and service.routes.has_one_for_all:
+        if self._access.is_unrestricted and service.routes.has_catch_all:
             return PublishRoute(bursts, bursts.queues_of(route.target), route.min_qos, True, token)
         return PublishRoute(bursts, (bursts.queue_of(route.target.topic, route.key),), route.min_qos, False, token)
 

@@ -60,8 +60,8 @@ class RouteTable:
         return list({target.topic.name: target for _, target in self._routes}.values())
 
     @property
-    def has_one_for_all(self) -> bool:
-        """True if the first route is that of every topic which does not begin with `$`."""
+    def has_catch_all(self) -> bool:
+        """True if the first route is `#`: it takes every topic that does not begin with `$`."""
         return self._routes[0][0].filter == "#"
 
     def route_of(self, topic: str) -> TopicRoute:

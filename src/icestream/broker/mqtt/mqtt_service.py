@@ -730,7 +730,7 @@ class MqttService:
         if not state.expiry_s:
             self._end(session)
         else:
-            self._look_at(session, self.elapsed_ms())
+            self._check_timers(session, self.elapsed_ms())
 
     def _write_any(self, session: MqttSession, records: Sequence[AnyRecord]) -> None:
         """Writes records of a session that may be stored only because of its will."""
@@ -770,15 +770,15 @@ class MqttService:
         for session_id in due:
             if self._is_open and (session := self._sessions.get(session_id)) is not None:
                 try:
-                    self._look_at(session, now_ms)
+                    self._check_timers(session, now_ms)
                 except Exception as error:  # noqa: BLE001 (a fault of one session must not stop the timers of all)
                     _log.error("the will or the expiry of a session failed", session=session_id, error=repr(error))
                     self._task_failed(error)
                     self._wake_at(now_ms + int(1000 * limits.MQTT_BEAT_SECONDS), session_id)
         self._set_alarm()
 
-    def _look_at(self, session: MqttSession, now_ms: int) -> None:
-        """Publishes the will and ends the session, where it is time."""
+    def _check_timers(self, session: MqttSession, now_ms: int) -> None:
+        """Publishes the will of a session whose delay is over, and ends a session that has expired or is ending."""
         state = session.state
         if state.is_ending:
             self._finish_end(session)
@@ -911,7 +911,7 @@ class MqttService:
         for text, group in shared.items():
             numbers = {item.record.number for item in state.generations.values() if item.record.filter == text}
             group.leave(session)
-            group.give_back(state, [entry for entry in state.in_flight.values() if entry.generation in numbers])
+            group.return_entries(state, [entry for entry in state.in_flight.values() if entry.generation in numbers])
             group.store_positions()  # behind it: what is given back holds the position
             self._end_empty_group(group)
         if not self._fire_will(session) or any(group.holds_entries_of(state) for group in self._groups.values()):

@@ -60,7 +60,7 @@ class SharedGroup(SessionReader):
         self.text = text
         self.members: dict[MqttSession, None] = {}
         self._returned: deque[ReturnedEntry] = deque()
-        self._turn_of_member = 0
+        self._next_member = 0
 
     # --- members ---
 
@@ -74,7 +74,7 @@ class SharedGroup(SessionReader):
     def generation_of(self, member: MqttSession) -> Generation | None:
         return member.state.open_generation(self.text)
 
-    def give_back(self, holder: SessionState, entries: Sequence[rec.InFlightEntry]) -> None:
+    def return_entries(self, holder: SessionState, entries: Sequence[rec.InFlightEntry]) -> None:
         """Assigns the QoS 1 entries of a session that ends to other members."""
         self._returned.extend(ReturnedEntry(holder, entry) for entry in entries if entry.qos == 1)
         self.pump()
@@ -138,8 +138,8 @@ class SharedGroup(SessionReader):
         assigned: dict[MqttSession, list[PendingRow]] = {}
         for row, matched in rows:
             for _ in ready:
-                self._turn_of_member += 1
-                member = ready[self._turn_of_member % len(ready)]
+                self._next_member += 1
+                member = ready[self._next_member % len(ready)]
                 generation = self.generation_of(member)
                 qos = min(matched.qos, generation.record.qos if generation is not None else 0)
                 if qos and room[member] <= 0:

@@ -290,8 +290,8 @@ class MqttConnection(asyncio.Protocol):
             return
         self._is_discarding = True
         self._abort_after(limits.CLOSE_SECONDS_MAX if self._client_id else limits.REFUSED_SECONDS_MAX)
-        is_told = self._ended is not None and self._ended.reason_code >= FAILURE
-        if not is_told or not self._transport.can_write_eof() or self._transport.is_closing():
+        has_reason = self._ended is not None and self._ended.reason_code >= FAILURE
+        if not has_reason or not self._transport.can_write_eof() or self._transport.is_closing():
             self._transport.close()
             return
         try:
@@ -429,7 +429,7 @@ class MqttConnection(asyncio.Protocol):
     def _on_connect_timeout(self) -> None:
         self._deadline = None
         reason = "the credential was not verified in time" if self._is_awaiting else "no CONNECT arrived in time"
-        self._obey(self._server.disconnect(ReasonCode.SERVER_BUSY, reason))
+        self._apply_command(self._server.disconnect(ReasonCode.SERVER_BUSY, reason))
 
     async def _connect(self, packet: packets.ConnectPacket) -> None:
         self._shared.budget.room.move(self, Standing.RECEIVING)
@@ -468,7 +468,7 @@ class MqttConnection(asyncio.Protocol):
         metrics.MQTT_CONNECTS.add(reason_name(mqtt_reason(error)))
         self._leave_door()
         reference = error.details.get("mqtt", "") if isinstance(error, errors.TopicElsewhere) else ""
-        self._obey(self._server.refuse(mqtt_reason(error), error.message, reference))
+        self._apply_command(self._server.refuse(mqtt_reason(error), error.message, reference))
 
     async def _open_session(self, packet: packets.ConnectPacket) -> ClientSession:
         """Raises Unauthenticated, and what the broker refuses the session with."""
@@ -514,8 +514,8 @@ class MqttConnection(asyncio.Protocol):
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _obey(self, events: list[Event]) -> None:
-        """After a command of the server: the end that it may have caused comes before all that is parked."""
+    def _apply_command(self, events: list[Event]) -> None:
+        """Decides the events of a command to the state machine: an end among them comes before all that is parked."""
         if events:
             self._drop_parked()
             for event in events:
@@ -523,7 +523,7 @@ class MqttConnection(asyncio.Protocol):
         self._schedule_write()
 
     def _drop_parked(self) -> None:
-        """Forgets what was not decided, but for an end that the client has told."""
+        """Drops the events that were not decided, except for an end that the client has sent."""
         parked = list(self._events)
         self._events.clear()
         self._parked_bytes = 0
@@ -557,7 +557,7 @@ class MqttConnection(asyncio.Protocol):
         self._update_reading()
         while self._events or self._is_awaiting:
             await self._wait_for_change()
-        self._obey(self._server.disconnect(ReasonCode.SERVER_SHUTTING_DOWN, "the broker is shutting down"))
+        self._apply_command(self._server.disconnect(ReasonCode.SERVER_SHUTTING_DOWN, "the broker is shutting down"))
         while self._transport is not None:
             await self._wait_for_change()
 
@@ -579,10 +579,10 @@ class MqttConnection(asyncio.Protocol):
         return not self._is_paused and self._server.output_bytes < self._shared.budget.share
 
     def settle(self, number: int, reason_code: int) -> None:
-        self._obey(self._server.settle(number, reason_code))
+        self._apply_command(self._server.settle(number, reason_code))
 
     def abandon(self, reason_code: int, reason: str) -> None:
-        self._obey(self._server.abandon(reason_code, reason))
+        self._apply_command(self._server.abandon(reason_code, reason))
 
     def release_done(self, packet_id: int) -> None:
         self._server.release_done(packet_id)
@@ -614,7 +614,7 @@ class MqttConnection(asyncio.Protocol):
         undecided = [event for event in self._events if not isinstance(event, ConnectionEnded)]
         events = self._server.disconnect(reason_code, reason, undecided)
         self._drop_parked()
-        self._obey(events)
+        self._apply_command(events)
 
 
 def _cost(event: Event) -> int:

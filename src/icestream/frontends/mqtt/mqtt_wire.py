@@ -174,7 +174,7 @@ class WireMqttConnection(MqttConnection):
 
     def acks_left(self) -> None:
         """The acks up to the stop of their order have left."""
-        self._obey(self._server.acks_left())
+        self._apply_command(self._server.acks_left())
 
     def _on_accepted(self, session: ClientSession) -> None:
         super()._on_accepted(session)

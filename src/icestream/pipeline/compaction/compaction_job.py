@@ -205,7 +205,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         self._request = request
         self._opened.clear()
         for topic_id in [table.topic_id for table in request.tables] or self._tables.loaded_ids():
-            # Engines may have deleted rows since our last commit, and tell nobody.
+            # Engines may have deleted rows since our last commit, without a notice to the pipeline.
             if (table := self._tables.loaded(topic_id)) is not None:
                 table.is_stale = True
         self._report.maintenance = MaintenanceProgress(request.id)
@@ -362,7 +362,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         scanned = files_of(entries, manifest.sequence_number, {}, manifest.spec_id)
         return _ManifestFiles(
             [
-                (_table_file(entry.as_written_file(layout), ids), scan)
+                (_candidate_file(entry.as_written_file(layout), ids), scan)
                 for entry, scan in zip(entries, scanned, strict=True)
                 if isinstance(scan, ScanDataFile)
             ]
@@ -550,7 +550,7 @@ def _delete_input(delete: ScanDeleteFile) -> DeleteInput:
     )
 
 
-def _looked_at(results: Sequence[GroupResult], planned: PlannedFiles) -> frozenset[str]:
+def _applicable_deletes(results: Sequence[GroupResult], planned: PlannedFiles) -> frozenset[str]:
     """Names of the delete files that may apply to the replaced files of some results."""
     replaced = {location for result in results for location in result.replaced}
     return frozenset(name for file in planned.files if file.location in replaced for name in file.deletes)
@@ -561,7 +561,7 @@ def _is_as_planned(result: GroupResult, planned: PlannedFiles, current: PlannedF
     live = {file.location: file for file in current.files}
     if not live.keys() >= set(result.replaced):
         return False
-    applied = _looked_at([result], planned)
+    applied = _applicable_deletes([result], planned)
     present = {
         name
         for location in result.replaced
@@ -581,7 +581,7 @@ def _rewrite(table: TopicTable, planned: PlannedFiles, results: Sequence[GroupRe
         NAME,
         planned.sequence_number,
         sum_of(parse_digest(result.deleted_rows) for result in results),
-        _looked_at(results, planned),
+        _applicable_deletes(results, planned),
     )
 
 
@@ -608,7 +608,7 @@ class _DeleteIndex:
         )
 
 
-def _table_file(file: WrittenFile, ids: Mapping[str, int]) -> CandidateFile:
+def _candidate_file(file: WrittenFile, ids: Mapping[str, int]) -> CandidateFile:
     def bound(bounds: Mapping[int, bytes], column: str) -> int:
         return integer_from_bytes(bounds.get(ids[column])) or 0
 

@@ -53,7 +53,7 @@ def read_bundle(
         for log_range in job.ranges:
             sections, failed = read_range(job.source, log_range, owner)
             collector.add(log_range.number, sections, failed)
-            for handed in _handed(log_range.number, sections, failed, writers):
+            for handed in _sections_by_writer(log_range.number, sections, failed, writers):
                 yield handed.writer, jobs.encode(handed)
     finally:
         owner.close()
@@ -61,7 +61,7 @@ def read_bundle(
         yield WRITTEN, jobs.encode(written)
 
 
-def _handed(
+def _sections_by_writer(
     range_number: int, sections: Sections, failed: dict[int, TaskError], writers: dict[int, int | None]
 ) -> Iterator[jobs.Handed]:
     """Yields the sections of a range for each writer, with the errors of its topics."""
