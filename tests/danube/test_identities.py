@@ -101,7 +101,7 @@ async def test_hazard_106_ids_of_another_principal_are_unknown_before_and_after_
         assert await refused(bob, producer) == unknown
 
 
-async def test_hazard_106_two_principals_in_one_burst_are_told_apart() -> None:
+async def test_hazard_106_two_principals_in_one_burst_are_distinguished() -> None:
     async with secured_danube(SecuredAccess({"alice": ALL, "bob": ALL})) as danube:
         alice, bob = danube.as_("alice"), danube.as_("bob")
         producer, his_producer = await alice.producer(), await bob.producer("his")

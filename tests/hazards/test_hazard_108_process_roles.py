@@ -56,7 +56,7 @@ def submission(*operations: cmd.Operation) -> dict[str, Any]:
     return {"envelope": cmd.encode_envelope(cmd.Envelope(cmd.VERSION, b"", 0, 0, command))}
 
 
-async def test_hazard_108_every_call_says_who_may_make_it() -> None:
+async def test_hazard_108_every_call_names_the_roles_that_may_make_it() -> None:
     decided_by_the_broker = {
         value.name
         for module in (namespace_api, topic_api, subscription_api)

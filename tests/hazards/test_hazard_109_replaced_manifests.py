@@ -134,7 +134,7 @@ async def test_hazard_109_verify_tells_nothing_about_files_of_others(tmp_path: P
     assert "bytes" in " ".join(finding.text for finding in unsecured.findings), "the test can fail"
 
 
-async def test_hazard_109_files_in_the_roots_that_are_nobodys_are_read(tmp_path: Path) -> None:
+async def test_hazard_109_files_in_the_roots_without_a_table_are_read(tmp_path: Path) -> None:
     """As `add_files` of an administrator brings them; and while security is off everything is read."""
     warehouse = Warehouse(tmp_path)
     await warehouse.fill()

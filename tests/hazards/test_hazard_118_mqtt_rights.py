@@ -268,7 +268,7 @@ async def test_subscribers_and_publishers_lose_their_right_with_the_policy() -> 
 
 
 @pytest.mark.asyncio
-async def test_what_was_allowed_ends_with_the_session_and_with_the_holds() -> None:
+async def test_rights_end_with_the_session_and_with_the_holds() -> None:
     access = SecuredAccess({"alice": ["write on mqtt:a/#"]})
     session = await session_of(access)
     session.require_mqtt_publish("a/b", MESSAGES)

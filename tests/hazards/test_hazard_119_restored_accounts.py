@@ -97,7 +97,7 @@ async def test_no_token_of_before_the_backup_is_valid_after_it(
     assert target.security.state.users["bob"].generation > renewed > source.security.state.serial
 
 
-async def test_what_the_cluster_has_today_is_not_changed(source: SecuredStore, clock: FakeClock) -> None:
+async def test_accounts_of_the_cluster_are_not_changed(source: SecuredStore, clock: FakeClock) -> None:
     await source.security.grant(NODE_KEY, rule=rule("read", "/shop/*"))
     entries = await backup_of(source)
     # The same cluster, later: a password that leaked was replaced, a grant and a role taken away.

@@ -106,7 +106,7 @@ async def test_denials_and_failed_logins_are_merged_in_a_second() -> None:
     assert len(await world.events()) == 4
 
 
-async def test_what_creates_alters_or_deletes_is_recorded_and_other_accesses_by_setting() -> None:
+async def test_changes_are_audited_and_other_accesses_by_setting() -> None:
     for records_access in (False, True):
         world = await audited(records_access=records_access)
         session = world.session(ADMIN)

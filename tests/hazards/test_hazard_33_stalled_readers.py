@@ -159,7 +159,7 @@ async def test_hazard_33_files_that_cannot_be_freed_first_are_freed_later_automa
     await publish(log, A, bytes(6000))
 
 
-async def test_hazard_33_a_follower_is_told_when_the_log_closes() -> None:
+async def test_hazard_33_a_follower_is_notified_when_the_log_closes() -> None:
     machine = Machine()
     log, _ = await opened(machine)
     await publish(log, A, b"first")

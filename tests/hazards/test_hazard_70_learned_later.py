@@ -116,7 +116,7 @@ async def test_hazard_70_row_groups_are_left_out_by_the_bounds_in_their_file_alo
 
 
 @pytest.mark.asyncio
-async def test_hazard_70_a_file_that_says_nothing_is_read(tmp_path: Path) -> None:
+async def test_hazard_70_a_file_without_level_columns_is_read(tmp_path: Path) -> None:
     lake = MqttLake(tmp_path)
     await lake.bind()
     messages = [row(at, key=b"a/%d" % at) for at in range(20)]

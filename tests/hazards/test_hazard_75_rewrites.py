@@ -224,7 +224,7 @@ def test_hazard_83_a_rewrite_that_changes_rows_is_a_mistake(added: list[Any], sa
         (MERGED, MERGED._replace(added=[data_file(new_name(2), 0, 100)]), "adds other files"),
     ],
 )
-def test_hazard_75_a_rewrite_that_does_something_else_than_it_says_is_a_mistake(
+def test_hazard_75_a_rewrite_that_differs_from_its_claim_is_refused(
     declared: FileChanges, does: FileChanges, says: str
 ) -> None:
     with pytest.raises(errors.Contradiction, match=says):

@@ -35,7 +35,7 @@ def test_all_forms_of_a_location_are_one_object(one: str, other: str) -> None:
     assert object_identity(one) == object_identity(other)
 
 
-def test_other_objects_are_told_apart() -> None:
+def test_other_objects_are_distinguished() -> None:
     locations = ["s3://b/t/a", "s3://c/t/a", "s3://b/t/A", "gs://b/t/a", "file:/b/t/a", "s3://b/t/a%2Fb", "s3://b/t/c"]
     assert len({*map(object_identity, locations)}) == len(locations)
     with pytest.raises(errors.InvalidInput, match="Invalid location"):

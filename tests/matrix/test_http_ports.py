@@ -67,7 +67,7 @@ async def test_the_port_of_the_broker(tmp_path: Path) -> None:
         assert wal.status == 403, "the token of a round opens the log, no right of a principal does"
 
 
-async def test_a_reason_is_told_to_principals_that_see_the_cluster(
+async def test_a_reason_is_shown_to_principals_that_see_the_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with access_world(tmp_path, MONITOR) as world:

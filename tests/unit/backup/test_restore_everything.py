@@ -100,7 +100,7 @@ async def test_a_session_is_present_and_gets_what_comes_after_the_restore(tmp_pa
         assert (await client.message()).payload == b"3"
 
 
-async def test_retained_messages_are_told_to_new_subscribers(tmp_path: Path) -> None:
+async def test_retained_messages_are_sent_to_new_subscribers(tmp_path: Path) -> None:
     async with source_and_empty(tmp_path) as (source, empty):
         root = await fill(source)
         await RestoreWorld(empty).restore_all(root)

@@ -146,7 +146,7 @@ async def test_a_client_without_a_route_has_no_part_in_a_burst(broker: Broker) -
     assert publish([one, other], {route.queues[0]: [message("t")]}, route) is None
 
 
-async def test_hazard_72_routes_that_were_told_before_rights_changed_do_not_count(broker: Broker) -> None:
+async def test_hazard_72_routes_declared_before_rights_changed_are_ignored(broker: Broker) -> None:
     access = AccessControl(broker._clock)
     client = await connected(broker, "a", access=access)
     route = route_of(client, "t")

@@ -284,7 +284,7 @@ async def test_an_unknown_client_has_no_session(broker: Broker) -> None:
 # --- kick ---
 
 
-async def test_a_kicked_client_is_told_and_its_session_stays(broker: Broker) -> None:
+async def test_a_kicked_client_gets_the_reason_and_its_session_stays(broker: Broker) -> None:
     client = await durable(broker)
     await client.subscribe("a", qos=1)
     assert await views(broker).kick("s", delete_session=False)
@@ -585,7 +585,7 @@ async def test_r15_a_session_that_lags_too_much_ends_and_the_loss_is_counted() -
     await broker.shutdown()
 
 
-async def test_r15_a_connected_client_that_lags_too_much_is_told() -> None:
+async def test_r15_a_connected_client_that_lags_too_much_gets_the_reason() -> None:
     machine = bounded()
     broker = await machine.open_broker()
     client = await durable(broker, receive_maximum=1)

@@ -91,7 +91,7 @@ async def test_reads_and_their_intervals_are_counted_by_tier(tmp_path: Path) -> 
     await broker.shutdown()
 
 
-async def test_what_a_consumer_has_no_credit_for_is_kept_and_not_read_again() -> None:
+async def test_messages_without_credit_are_cached_and_not_read_again() -> None:
     machine = BrokerMachine(tail_bytes=1)
     broker = await machine.open_broker()
     await broker.create_topic(TOPIC)

@@ -139,7 +139,7 @@ def test_a_row_that_moves_to_another_band_is_refused_although_the_total_is_right
     assert not is_accepted(changes([low[:5], low[5:], high], [[*low, low[5]], high[:5] + high[6:]]))
 
 
-def test_what_manifests_cannot_tell_is_accepted() -> None:
+def test_rows_that_manifests_do_not_describe_are_accepted() -> None:
     """A row dropped and another one doubled inside a band: it takes a digest of the rows to see that (hazard 83)."""
     rows = [(0, offset) for offset in range(10)]
     mutant = [row for row in rows if row != (0, 4)] + [(0, 5)]

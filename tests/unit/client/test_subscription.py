@@ -387,7 +387,7 @@ async def test_an_exclusive_subscription_has_one_consumer(client: icestream.Clie
             await client.subscribe(TOPIC, "s", type="exclusive")
 
 
-async def test_a_failover_consumer_is_told_that_it_took_over(client: icestream.Client) -> None:
+async def test_a_failover_consumer_is_notified_of_its_takeover(client: icestream.Client) -> None:
     await publish(client, 4)
     first = await client.subscribe(TOPIC, "s", type="failover", start="earliest")
     async with client.subscribe(TOPIC, "s", type="failover") as second:

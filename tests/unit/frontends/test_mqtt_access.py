@@ -76,7 +76,7 @@ async def test_a_wrong_password_is_refused_and_a_right_one_is_the_account(versio
 @both_versions
 @pytest.mark.asyncio
 @with_both_wires
-async def test_a_session_that_is_not_allowed_is_told(version: ProtocolVersion) -> None:
+async def test_a_session_that_is_not_allowed_gets_the_reason(version: ProtocolVersion) -> None:
     async with mqtt_front(SecuredAccess({})) as front, await front.client(version) as client:
         front.broker.refusal = errors.PermissionDenied("alice may not")
         connack = await client.connect(user_name="alice", password=b"password-of-alice")

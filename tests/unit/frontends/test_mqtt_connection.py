@@ -73,7 +73,7 @@ async def test_connect_opens_a_session_with_what_the_packet_asks_for() -> None:
         assert front.session.link.address.startswith("127.0.0.1:")
 
 
-async def test_connack_says_what_the_session_is() -> None:
+async def test_connack_describes_the_session() -> None:
     async with mqtt_front() as front, await front.client() as client:
         front.broker.is_present = True
         front.broker.resumed = [ResumedDelivery(9, publish(9, b"again")), ResumedDelivery(4, None)]
@@ -99,7 +99,7 @@ async def test_a_session_that_is_refused_is_refused_in_connack(version: Protocol
         assert await client.read() is None
 
 
-async def test_an_unexpected_error_while_connecting_is_told_and_reported() -> None:
+async def test_an_unexpected_error_while_connecting_is_answered_and_logged() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     async with mqtt_front() as front, await front.client() as client:
@@ -217,7 +217,7 @@ async def test_packets_behind_a_subscribe_wait_and_acks_of_deliveries_and_pings_
         assert session.published == [b"m"]
 
 
-async def test_what_a_client_sent_before_its_end_is_decided_before_the_end() -> None:
+async def test_packets_before_a_disconnect_are_decided_before_it() -> None:
     """Hazard 55, also while a SUBSCRIBE is under way."""
     async with mqtt_front() as front:
         async with await front.client() as client:
@@ -511,7 +511,7 @@ async def test_a_client_without_keep_alive_has_no_timer() -> None:
 
 
 @both_versions
-async def test_a_stop_decides_and_answers_what_was_taken_and_says_why(version: ProtocolVersion) -> None:
+async def test_a_stop_answers_accepted_packets_and_sends_the_reason(version: ProtocolVersion) -> None:
     """Hazard 73."""
     async with mqtt_front() as front, await front.client(version) as client:
         session = await opened(front, client)

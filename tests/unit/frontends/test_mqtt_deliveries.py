@@ -136,7 +136,7 @@ async def test_a_pubrec_of_a_run_ends_the_connection() -> None:
         assert session.ended.reason_code == ReasonCode.PROTOCOL_ERROR
 
 
-async def test_what_is_too_large_for_the_client_is_named() -> None:
+async def test_messages_too_large_for_the_client_are_reported() -> None:
     async with mqtt_front() as front, await front.client() as client:
         session = await connected(front, client, (PropertyId.MAXIMUM_PACKET_SIZE, 50))
         run = run_of(block_of([b"1" * 10, b"2" * 60, b"3" * 10]), [(0, 3)], [range(1, 4)])

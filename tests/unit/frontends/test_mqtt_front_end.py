@@ -101,7 +101,7 @@ async def test_without_mqtt_nothing_listens_and_nothing_is_shown(tmp_path: Path)
 
 
 @pytest.mark.asyncio
-async def test_a_stop_of_the_node_acks_what_it_stored_and_says_why(tmp_path: Path) -> None:
+async def test_a_stop_of_the_node_acks_stored_messages_and_sends_the_reason(tmp_path: Path) -> None:
     """Hazard 73."""
     node, front_end = await started(tmp_path)
     client: MqttPeer

@@ -212,7 +212,7 @@ async def test_tls_ends_at_the_home(tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.asyncio
-async def test_the_home_is_told_the_address_of_a_client_where_it_takes_headers() -> None:
+async def test_the_home_gets_the_address_of_a_client_where_it_takes_headers() -> None:
     async with cluster(proxies=["127.0.0.1"]) as nodes:
         await nodes.nodes.first.provide_route_topic(TopicName("mqtt", "messages"), 2)
         await until(lambda: nodes.is_relaying(1))

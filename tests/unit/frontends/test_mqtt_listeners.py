@@ -380,7 +380,9 @@ async def test_a_port_in_use_names_its_setting() -> None:
     ids=["a type", "five length bytes", "256 MiB", "half a CONNECT", "PUBLISH first", "PINGREQ first", "type 0", "HTTP",
          "TLS", "a length of too many bytes"],
 )  # fmt: skip
-async def test_what_is_no_connect_is_closed_and_opens_nothing(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_first_packet_other_than_connect_closes_the_connection(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """CVE-2026-21888: a remaining length of five bytes."""
     monkeypatch.setattr(limits, "HELLO_SECONDS_MAX", 0.1)
     async with mqtt_front() as front:

@@ -135,7 +135,7 @@ async def test_tls_1_2_is_the_oldest_version_and_1_3_by_setting(native_wire: str
 @pytest.mark.parametrize(
     "garbage", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\xff\xff" + bytes(70_000), os.urandom(5000)]
 )
-async def test_what_is_no_tls_is_closed_and_never_a_connection(
+async def test_bytes_other_than_tls_close_the_socket_before_a_connection(
     native_wire: str, pem: Certificates, garbage: bytes
 ) -> None:
     async with serving(pem.settings()) as broker:

@@ -46,7 +46,7 @@ def test_a_table_without_snapshots_is_empty_and_one_before_its_creation_absent()
     assert table_at(metadata, NOW_MS - 1, VIEW) is None
 
 
-def test_a_time_of_which_snapshots_were_expired_says_since_when_there_are_some() -> None:
+def test_a_time_before_the_oldest_snapshot_names_that_snapshots_time() -> None:
     metadata = commit_to(with_snapshots(4), {"action": "remove-snapshots", "snapshot-ids": [1, 2]})
     assert table_at(metadata, NOW_MS + 2_000, VIEW) == ExpiredHistory(NOW_MS + 3_000)
     assert past(metadata, 3).current_snapshot_id == 3
@@ -97,7 +97,7 @@ def test_a_branch_that_was_never_current_is_read_at_its_head() -> None:
     steps=st.lists(st.sampled_from(("append", "rollback", "expire")), max_size=8),
     second=st.integers(0, 12),
 )
-def test_any_history_gives_what_was_current_or_says_that_it_is_gone(
+def test_any_history_gives_the_snapshot_of_a_time_or_reports_it_expired(
     version: int, steps: list[str], second: int
 ) -> None:
     metadata, number = table(version), 0

@@ -65,7 +65,7 @@ async def test_keys_are_sent_with_every_reply_for_which_engines_write_files() ->
     assert (await client("POST", "/namespaces/ns/register", body, **ASKING))["config"] == TOLD | KEYS
 
 
-async def test_a_client_with_a_credential_is_told_that_tokens_are_not_issued() -> None:
+async def test_a_client_with_a_credential_learns_that_tokens_are_not_issued() -> None:
     """In OAuth's own form, and before any token is asked for: the client has none yet."""
     client = IcebergClient(IcebergWorld().catalog, ["0123456789abcdef"])
     answer = await client.ask("POST", "/v1/oauth/tokens", b"grant_type=client_credentials&client_id=a&client_secret=b")

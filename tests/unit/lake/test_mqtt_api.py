@@ -65,7 +65,7 @@ async def test_topics_retained_messages_and_routes(api: Api) -> None:
     assert (await api.problem("GET", "/mqtt/topics?filter=a%23b"))["status"] == 400
 
 
-async def test_a_page_goes_on_behind_its_cursor(api: Api) -> None:
+async def test_a_page_continues_behind_its_cursor(api: Api) -> None:
     for number in range(5):
         await connected(api.node.broker, f"c{number}")
     seen, after = [], ""

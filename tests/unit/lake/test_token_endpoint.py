@@ -93,7 +93,7 @@ async def test_hazard_116_an_invalid_header_is_refused_and_not_anonymous(tmp_pat
 
 
 @pytest.mark.parametrize("path", ["/", "/livez", "/readyz", "/v1/config", "/api/v1", "/api/v1/openapi.json"])
-async def test_what_needs_no_credential_tells_no_names(tmp_path: Path, path: str) -> None:
+async def test_routes_without_a_credential_reveal_no_names(tmp_path: Path, path: str) -> None:
     async with secured_lake(tmp_path, {}) as lake:
         answer = await lake.ask("GET", path)
         assert answer.status == 200

@@ -206,7 +206,7 @@ async def test_close_cancels_a_snapshot_in_progress() -> None:
     assert await contents(await machine.start()) == {"/a": b""}
 
 
-async def test_the_core_is_told_which_entries_it_may_forget() -> None:
+async def test_the_core_gets_the_entries_that_it_may_forget() -> None:
     machine = MetadataMachine()
     store = await machine.start()
     await put_some(store, 3)

@@ -82,7 +82,7 @@ def test_hazard_10_a_transaction_is_one_revision_and_one_batch_of_events() -> No
     assert apply(machine, txn) == (cmd.Done(2, held=False), [])
 
 
-def test_hazard_10_when_one_comparison_fails_only_the_other_branch_is_carried_out() -> None:
+def test_hazard_10_when_one_comparison_fails_only_the_other_branch_is_applied() -> None:
     machine = StateMachine()
     apply(machine, cmd.Put("/lease", b"node 2"))
     compare: list[cmd.Compare] = [cmd.Absent("/a"), cmd.HasValue("/lease", b"node 1")]

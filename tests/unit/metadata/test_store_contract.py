@@ -88,7 +88,7 @@ async def test_one_of_many_concurrent_compare_and_swaps_wins(store: MetadataStor
     assert [outcome.held for outcome in done].count(True) == 1
 
 
-async def test_a_transaction_is_carried_out_as_a_whole(store: MetadataStore) -> None:
+async def test_a_transaction_is_applied_as_a_whole(store: MetadataStore) -> None:
     await store.put("/old", b"x")
     done = await store.txn([cmd.HasValue("/old", b"x")], [cmd.Delete("/old"), cmd.Put("/new", b"x")])
     assert done == cmd.Done(2)

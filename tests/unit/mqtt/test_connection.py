@@ -140,7 +140,7 @@ def test_enhanced_authentication_is_refused() -> None:
     ],
     ids=["level 6", "level 3", "3.1", "http", "malformed 5.0", "malformed 3.1.1"],
 )
-def test_what_is_no_connect_closes_and_is_answered_where_the_version_allows(data: bytes, answer: bytes) -> None:
+def test_a_first_packet_other_than_connect_is_answered_where_the_version_allows(data: bytes, answer: bytes) -> None:
     connection = ServerConnection()
     assert not ended(connection.receive_data(data)).is_will_due
     assert connection.data_to_send()[: len(answer) or None].startswith(answer)
@@ -225,7 +225,7 @@ def test_a_request_before_a_malformed_packet_is_answered_first(packet: packets.P
     assert wire.connection.is_finished
 
 
-def test_what_was_not_decided_is_not_answered_when_the_server_disconnects() -> None:
+def test_undecided_packets_get_no_answer_when_the_server_disconnects() -> None:
     """Hazard 59: of a connection that was taken over, decided messages are acked, the others are not."""
     wire = opened()
     subscribe = packets.SubscribePacket(3, (packets.SubscriptionRequest("a"),))

@@ -21,7 +21,7 @@ def test_a_lake_process_that_answers_as_its_own_is_well() -> None:
     assert lake_check(UP, None, OWN, "127.0.0.1:8181") == UP  # it was not asked yet
 
 
-def test_one_that_is_away_or_does_not_answer_is_shown_only() -> None:
+def test_an_unreachable_lake_process_is_informational() -> None:
     away = UP._replace(ok=False, reason="it is being started")
     assert lake_check(away, ProbeAnswer(200, OWN), OWN, "127.0.0.1:8181") == away
     silent = lake_check(UP, errors.ConnectionLost("127.0.0.1:8181 does not answer within 3 s"), OWN, "127.0.0.1:8181")

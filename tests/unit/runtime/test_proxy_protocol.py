@@ -62,7 +62,7 @@ def test_the_address_of_the_client_is_the_source(data: bytes, address: str) -> N
         "another signature",
     ],
 )
-def test_what_is_no_header_of_a_tcp_client_is_refused(data: bytes) -> None:
+def test_bytes_other_than_a_tcp_header_are_refused(data: bytes) -> None:
     with pytest.raises(errors.DecodeError):
         decode(data)
 
@@ -106,7 +106,7 @@ async def test_a_header_in_pieces_is_read_and_nothing_behind_it() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_peer_that_closes_within_the_header_is_told_apart() -> None:
+async def test_a_peer_that_closes_within_the_header_is_its_own_error() -> None:
     listening = socket.create_server(("127.0.0.1", 0))
     sending = socket.create_connection(listening.getsockname())
     accepted, _ = listening.accept()

@@ -208,7 +208,7 @@ def test_without_a_rule_everything_is_denied_and_the_reason_names_what_was_asked
     assert decision.reason == "no rule of user:local:bob allows produce on topic:/shop/orders"
 
 
-def test_what_is_granted_to_anonymous_everyone_has() -> None:
+def test_grants_of_anonymous_apply_to_every_identity() -> None:
     policy = _policy(ANONYMOUS, "consume /shop/orders")
     assert decide(CallerIdentity(ANONYMOUS), Action.CONSUME, ORDERS, policy).is_allowed
     assert decide(CallerIdentity(BOB), Action.CONSUME, ORDERS, policy).is_allowed

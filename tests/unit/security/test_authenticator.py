@@ -81,7 +81,7 @@ async def test_hazard_120_failures_delay_and_never_lock() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_login_that_is_given_up_does_not_hold_its_pair() -> None:
+async def test_a_cancelled_login_releases_its_pair() -> None:
     world = await world_with_alice()
     for _ in range(3):
         with pytest.raises(errors.Unauthenticated):

@@ -213,7 +213,7 @@ def test_other_answers_than_keys_are_refused(answer: Answer, text: str) -> None:
 
 
 @pytest.mark.parametrize("is_body", [True, False])
-def test_an_issuer_that_sends_a_byte_now_and_then_is_given_up(is_body: bool) -> None:
+def test_an_issuer_that_sends_single_bytes_times_out(is_body: bool) -> None:
     ended = threading.Event()
 
     def drip(handler: http.server.BaseHTTPRequestHandler) -> None:
@@ -227,6 +227,6 @@ def test_an_issuer_that_sends_a_byte_now_and_then_is_given_up(is_body: bool) -> 
         ended.set()
 
 
-def test_a_server_that_does_not_answer_is_given_up() -> None:
+def test_a_server_that_does_not_answer_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(OSError, match="timed out"):
         fetch_key_set(f"https://127.0.0.1:{silent.getsockname()[1]}/", None, 0.1)
