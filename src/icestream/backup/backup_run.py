@@ -249,7 +249,7 @@ class BackupRun:
             self._copied.missing += record.missing
             number += 1
         self._copied.batches = number - 1
-        # Which of them were there before is not recorded.
+        # The record does not tell which of them were in the target before this run, so all of them count as reused.
         self._upload.reused |= {row.path for row in self._copied.rows if layout.digest_of_object(row.path) is not None}
         return await self._complete([])
 

@@ -45,13 +45,13 @@ _METADATA: Final = f"{_SPOOLED}metadata"
 
 
 class CutTime(NamedTuple):
-    """T, in microseconds since 1970; END: the end of the archive."""
+    """A cut by time: the T of the head, in microseconds since 1970. END is the end of the archive."""
 
     time_us: int
 
 
 class CutOffset(NamedTuple):
-    """The first offset of a shard that is not restored."""
+    """A cut by offset: the first offset of a shard that is not restored."""
 
     topic: str
     shard: int
@@ -164,8 +164,8 @@ class ArchiveReplay:
             if isinstance(cut, CutOffset) and self._offset_key is None:
                 # The topic is younger than the base: its id is in a change that comes no later than its messages.
                 self._offset_key = _key_in(stored.content.changes, cut)
-            found_us = await self._offload.run(lambda stored=stored: self._replay(stored, cut))  # type: ignore[misc]
-            time_us = time_us if time_us is not None else found_us
+            offset_time_us = await self._offload.run(lambda stored=stored: self._replay(stored, cut))  # type: ignore[misc]
+            time_us = time_us if time_us is not None else offset_time_us
             metadata.add(stored.content, time_us)
             self._until_us = max(self._until_us, header.until_us)
             if time_us is not None and header.until_us > time_us:
@@ -186,8 +186,8 @@ class ArchiveReplay:
         async for stored in self._archive.objects_from(needed_lsn, self._base.revision):
             header = stored.content.header
             gap = header.gap
-            went_back = gap is not None and gap.from_lsn == gap.to_lsn and self._base.cut_ms * 1_000 < gap.until_us
-            if gap is not None and (gap.to_lsn > needed_lsn or went_back):
+            is_rewound = gap is not None and gap.from_lsn == gap.to_lsn and self._base.cut_ms * 1_000 < gap.until_us
+            if gap is not None and (gap.to_lsn > needed_lsn or is_rewound):
                 self._until_us = max(self._until_us, gap.after_us)
                 if isinstance(cut, CutTime) and cut.time_us <= gap.after_us:
                     return

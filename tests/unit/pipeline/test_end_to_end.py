@@ -73,6 +73,10 @@ async def test_published_messages_become_rows(tmp_path: Path) -> None:
         assert [row["payload"] for row in rows] == [b"payload %d" % number for number in range(10)]
         assert [row["offset"] for row in rows] == list(range(10))
         assert rows[3]["headers"] == [("n", "3")]
+        assert {row["topic_name"] for row in rows} == {"/default/orders"}
+        # As docs/pipeline.md says: the Python client sends no such fields, and there are no typed columns.
+        for column in ("broker_addr", "subscription_name", "schema_error"):
+            assert {row[column] for row in rows} == {None}, column
         assert (await pipeline.broker.backlog(0)).topics == []
 
 
