@@ -11,12 +11,11 @@ import pyarrow.parquet as pq
 from icestream import errors
 from icestream.backup.backup_root import BackupRoot
 from icestream.backup.encryption import BackupKey
-from icestream.backup.table_view import live_entries
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.manifests import decode_manifest_list
+from icestream.iceberg.manifests import decode_manifest_list, live_entries
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.processes.restore_run import RestoredTopic, RestorePlan, RestoreRun, restorable_topics

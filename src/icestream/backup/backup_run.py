@@ -61,7 +61,13 @@ from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableCatal
 from icestream.iceberg.conversions import integer_from_bytes
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.location import normalize
-from icestream.iceberg.manifests import DATA_CONTENT, POSITION_DELETES_CONTENT, ManifestEntry
+from icestream.iceberg.manifests import (
+    DATA_CONTENT,
+    POSITION_DELETES_CONTENT,
+    ManifestEntry,
+    live_entries,
+    read_manifest_file,
+)
 from icestream.iceberg.table_metadata import load as load_table
 from icestream.iceberg.values import Object
 from icestream.metadata.snapshot import load_snapshot
@@ -529,14 +535,14 @@ class BackupRun:
         bounds = _offset_columns(document)
         list_row = await self._copy_file(topic, table, snapshot["manifest-list"], "table-metadata", None, bounds, {})
         list_data = await self._stored.content(list_row.reference, "table-metadata")
-        records, _ = table_view.manifest_records(snapshot["manifest-list"], list_data)
+        records = read_manifest_file(snapshot["manifest-list"], list_data).records
         manifests: list[table_view.SourceManifest] = []
         for record in records:
             path = record["manifest_path"]
             row = await self._copy_file(topic, table, path, "table-metadata", None, bounds, {})
             data = await self._stored.content(row.reference, "table-metadata")
             manifests.append(table_view.SourceManifest(path, data, record))
-            entries = table_view.live_entries(path, data)
+            entries = live_entries(path, data)
             self.progress.files_total += len(entries)
             self.progress.bytes_total += sum(entry.file_size_bytes for entry in entries)
             await self._copy_entries(topic, table, entries, bounds, unchanged)
@@ -695,7 +701,7 @@ class BackupRun:
         if self._plan.kind == "reference":
             return names
         for manifest in manifests:
-            for entry in table_view.live_entries(manifest.path, manifest.data):
+            for entry in live_entries(manifest.path, manifest.data):
                 if entry.content != POSITION_DELETES_CONTENT or entry.file_format != "parquet":
                     continue
                 row = self._copied.by_source[entry.file_path]

@@ -25,6 +25,7 @@ from icestream.backup.backup_root import BackupRoot, ShardCut, TopicCut, digest_
 from icestream.backup.object_list import ObjectRow
 from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.tail_object import decode_tail, missing_offsets
+from icestream.iceberg.manifests import live_entries, read_manifest_file
 from icestream.metadata.snapshot import load_snapshot
 from icestream.model.shard import ShardKey
 from icestream.runtime.tasks import Offload
@@ -213,11 +214,10 @@ class BackupVerification:
         except (orjson.JSONDecodeError, KeyError) as error:
             raise errors.BackupDamaged(f"{topic.table.view} is not a metadata file: {error!r}") from None
         for manifest_list in tuple(paths):
-            records, _ = table_view.manifest_records(manifest_list, await read(manifest_list))
-            for record in records:
+            for record in read_manifest_file(manifest_list, await read(manifest_list)).records:
                 path = record["manifest_path"]
                 paths.append(path)
-                paths += [entry.file_path for entry in table_view.live_entries(path, await read(path))]
+                paths += [entry.file_path for entry in live_entries(path, await read(path))]
         return paths
 
 

@@ -13,7 +13,6 @@ that is resumed writes the same.
 from __future__ import annotations
 
 import io
-import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -21,8 +20,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from icestream import errors
-from icestream.iceberg.manifests import DELETED, POSITION_DELETES_CONTENT, ManifestEntry
+from icestream.iceberg.manifests import DELETED, POSITION_DELETES_CONTENT, read_manifest_file
 from icestream.iceberg.values import Object
 
 METADATA_FILE: Final = "v1.metadata.json"
@@ -48,44 +46,25 @@ class RewrittenManifest(NamedTuple):
     record: dict[str, Any]
 
 
-def manifest_records(name: str, data: bytes) -> tuple[list[dict[str, Any]], Any]:
-    """The records of an Avro file, and its open reader for schema and header. Raises MetadataFileDamaged."""
-    import fastavro
-
-    try:
-        reader: Any = fastavro.reader(io.BytesIO(data))
-        return list(reader), reader
-    except Exception as error:  # noqa: BLE001  # fastavro raises exceptions of any class for invalid bytes
-        raise errors.MetadataFileDamaged(f"{name} is not an Avro file: {error!r}") from None
-
-
-def live_entries(name: str, data: bytes) -> list[ManifestEntry]:
-    """The live entries of a manifest. Raises MetadataFileDamaged."""
-    try:
-        return [entry for record in manifest_records(name, data)[0] if (entry := ManifestEntry(record)).is_live]
-    except (KeyError, TypeError) as error:
-        raise errors.MetadataFileDamaged(f"{name} is not a manifest: {error!r}") from None
-
-
 def rewrite_manifest(
     source: SourceManifest, path: str, new_path: Callable[[str], str], sizes: Mapping[str, int] = MappingProxyType({})
 ) -> RewrittenManifest:
     """The manifest with the paths of the backup, to be written at `path`. `new_path`: of a file, by its old path.
     `sizes`: of files that were written anew, by their old path."""
-    records, reader = manifest_records(source.path, source.data)
-    live = [record for record in records if record["status"] != DELETED]
+    file = read_manifest_file(source.path, source.data)
+    live = [record for record in file.records if record["status"] != DELETED]
     for record in live:
-        file = record["data_file"]
-        if file.get("content") == POSITION_DELETES_CONTENT:
+        data_file = record["data_file"]
+        if data_file.get("content") == POSITION_DELETES_CONTENT:
             # The bounds are old paths, perhaps cut off. Without them engines compare the deletes with more files.
             for bounds in ("lower_bounds", "upper_bounds"):
-                if file.get(bounds):
-                    file[bounds] = [pair for pair in file[bounds] if pair["key"] != _DELETE_FILE_PATH]
-        if file.get("referenced_data_file"):
-            file["referenced_data_file"] = new_path(file["referenced_data_file"])
-        file["file_size_in_bytes"] = sizes.get(file["file_path"], file["file_size_in_bytes"])
-        file["file_path"] = new_path(file["file_path"])
-    data = _encode(reader, live, source.path)
+                if data_file.get(bounds):
+                    data_file[bounds] = [pair for pair in data_file[bounds] if pair["key"] != _DELETE_FILE_PATH]
+        if data_file.get("referenced_data_file"):
+            data_file["referenced_data_file"] = new_path(data_file["referenced_data_file"])
+        data_file["file_size_in_bytes"] = sizes.get(data_file["file_path"], data_file["file_size_in_bytes"])
+        data_file["file_path"] = new_path(data_file["file_path"])
+    data = file.with_records(live, _sync_marker(source.path))
     record = {**source.record, "manifest_path": path, "manifest_length": len(data)}
     # Only live entries were written.
     for name in ("deleted_files_count", "deleted_rows_count", "deleted_data_files_count"):
@@ -96,21 +75,12 @@ def rewrite_manifest(
 
 def rewrite_list(name: str, data: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:
     """The manifest list with these records instead of its own."""
-    _, reader = manifest_records(name, data)
-    return _encode(reader, records, name)
+    return read_manifest_file(name, data).with_records(records, _sync_marker(name))
 
 
-def _encode(reader: Any, records: Sequence[Mapping[str, Any]], marker: str) -> bytes:
-    """An Avro file with the schema and the header fields of the one that was read."""
-    import fastavro
-
-    header = {key: value for key, value in reader.metadata.items() if not key.startswith("avro.")}
-    schema = json.loads(reader.metadata["avro.schema"])
-    stream = io.BytesIO()
-    # Not by chance, as Avro has it: a run that is resumed must write the same bytes.
-    sync_marker = uuid.uuid5(_NAMESPACE, marker).bytes
-    fastavro.writer(stream, schema, records, codec="deflate", metadata=header, sync_marker=sync_marker)
-    return stream.getvalue()
+def _sync_marker(name: str) -> bytes:
+    """Not random, as Avro has it: a run that is resumed must write the same bytes."""
+    return uuid.uuid5(_NAMESPACE, name).bytes
 
 
 def rewrite_position_deletes(data: bytes, new_path: Callable[[str], str]) -> bytes:

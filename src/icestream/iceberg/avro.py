@@ -5,15 +5,17 @@
 Writing is done by hand because each commit writes two of these files per table. fastavro takes about three times as
 long: it derives the schema again for every file. Here the header is encoded once per schema, records arrive encoded,
 and an encoded record is copied from file to file when manifests are merged. Reading uses fastavro, because files of
-other engines may use any schema evolution and codec that Avro permits.
+other engines may use any schema evolution and codec that Avro permits. A file of another writer that is to keep its own
+schema, with fields that we do not know, is written by fastavro too (`AvroFile.with_records`).
 """
 
 from __future__ import annotations
 
 import io
+import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 Record = dict[str, Any]
 
@@ -86,3 +88,28 @@ def decode_file(data: bytes) -> Iterator[Record]:
     import fastavro  # loaded with the first file: the broker process never reads one
 
     return iter(fastavro.reader(io.BytesIO(data)))  # type: ignore[arg-type]
+
+
+class AvroFile(NamedTuple):
+    """A decoded file of any writer, with what is needed to write other records as that writer did."""
+
+    records: list[Record]
+    schema: Any  # as JSON
+    header: dict[str, str]  # the metadata, without the keys of Avro itself
+
+    def with_records(self, records: Sequence[Mapping[str, Any]], sync_marker: bytes = b"") -> bytes:
+        """Encodes records by the schema and the header of this file. `sync_marker`: 16 bytes; empty for random ones."""
+        import fastavro
+
+        encoded = io.BytesIO()
+        fastavro.writer(encoded, self.schema, records, codec="deflate", metadata=self.header, sync_marker=sync_marker)
+        return encoded.getvalue()
+
+
+def read_file(data: bytes) -> AvroFile:
+    """Decodes a file of any writer. fastavro raises exceptions of any class for invalid bytes."""
+    import fastavro
+
+    reader: Any = fastavro.reader(io.BytesIO(data))
+    header = {key: value for key, value in reader.metadata.items() if not key.startswith("avro.")}
+    return AvroFile(list(reader), json.loads(reader.metadata["avro.schema"]), header)

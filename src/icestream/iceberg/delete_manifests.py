@@ -10,11 +10,11 @@ are decoded, get another status, and are encoded by the schema of the same file:
 
 from __future__ import annotations
 
-import io
-from collections.abc import Collection, Iterator
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Collection
+from typing import NamedTuple
 
 from icestream import errors
+from icestream.iceberg import avro
 from icestream.iceberg.avro import Record
 from icestream.iceberg.manifests import (
     DELETED,
@@ -24,8 +24,6 @@ from icestream.iceberg.manifests import (
     ManifestFile,
     manifest_file_of_record,
 )
-
-_AVRO_KEYS: Final = ("avro.schema", "avro.codec")  # the writer adds its own
 
 
 class DeleteRemoval(NamedTuple):
@@ -46,12 +44,9 @@ def without_deletes(manifest: ManifestFile, data: bytes, removed: Collection[str
 
     Raises MetadataFileDamaged for bytes that are not a manifest.
     """
-    import fastavro  # loaded with the first file
-
     try:
-        reader = fastavro.reader(io.BytesIO(data))
-        decoded = cast("Iterator[Record]", iter(reader))
-        records = [record for record in decoded if record["status"] != DELETED]
+        file = avro.read_file(data)
+        records = [record for record in file.records if record["status"] != DELETED]
         entries = [ManifestEntry(record) for record in records]
         numbers = [entry.sequence_number(manifest.sequence_number) for entry in entries]
         dropped = [entry for entry in entries if entry.delete_name in removed]
@@ -63,12 +58,10 @@ def without_deletes(manifest: ManifestFile, data: bytes, removed: Collection[str
             record["snapshot_id"] = snapshot_id if is_gone else inherited
             record["sequence_number"] = number
             record["file_sequence_number"] = manifest.sequence_number if file_number is None else file_number
-        metadata = {key: value for key, value in reader.metadata.items() if key not in _AVRO_KEYS}
-        encoded = io.BytesIO()
-        fastavro.writer(encoded, reader.writer_schema, records, codec="deflate", metadata=metadata)
+        encoded = file.with_records(records)
     except Exception as error:  # noqa: BLE001  # fastavro raises exceptions of any class for invalid bytes
         raise errors.MetadataFileDamaged(f"{manifest.path} cannot be written without its deletes: {error!r}") from None
-    return _removal(manifest, encoded.getvalue(), entries, dropped, numbers)
+    return _removal(manifest, encoded, entries, dropped, numbers)
 
 
 def _removal(
@@ -80,7 +73,7 @@ def _removal(
 ) -> DeleteRemoval:
     dropped_rows, all_rows = _rows(dropped), _rows(entries)
     by_value = [entry for entry in dropped if entry.content == EQUALITY_DELETES_CONTENT]
-    record: dict[str, Any] = {
+    record: Record = {
         **manifest.record,
         "manifest_length": len(data),
         "min_sequence_number": min(numbers, default=manifest.sequence_number),

@@ -27,7 +27,7 @@ import orjson
 from icestream import errors
 from icestream.iceberg import avro, conversions, types, values
 from icestream.iceberg import transforms as transform
-from icestream.iceberg.avro import Record, encode_bytes, encode_long, encode_optional_long
+from icestream.iceberg.avro import AvroFile, Record, encode_bytes, encode_long, encode_optional_long
 from icestream.iceberg.values import Object
 from icestream.model.task_messages import WrittenFile
 
@@ -342,6 +342,19 @@ def decode_entries(location: str, data: bytes, select: Callable[[Iterator[Manife
         return select(map(ManifestEntry, avro.decode_file(data)))
     except Exception as error:  # noqa: BLE001  # fastavro raises exceptions of any class for invalid bytes
         raise errors.MetadataFileDamaged(f"{location} is not a manifest: {error!r}") from None
+
+
+def live_entries(location: str, data: bytes) -> list[ManifestEntry]:
+    """Returns the live entries of a manifest. Raises MetadataFileDamaged."""
+    return decode_entries(location, data, lambda entries: [entry for entry in entries if entry.is_live])
+
+
+def read_manifest_file(location: str, data: bytes) -> AvroFile:
+    """Returns a manifest or a manifest list with all fields that its writer gave it. Raises MetadataFileDamaged."""
+    try:
+        return avro.read_file(data)
+    except Exception as error:  # noqa: BLE001  # fastavro raises exceptions of any class for invalid bytes
+        raise errors.MetadataFileDamaged(f"{location} is not an Avro file: {error!r}") from None
 
 
 # --- manifest entries: encoding ---------------------------------------------------------------------------------------

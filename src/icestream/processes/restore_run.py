@@ -24,12 +24,18 @@ from icestream.backup.backup_root import BackupRoot, ShardCut, TopicCut
 from icestream.backup.object_list import ObjectRow
 from icestream.backup.restored_table import BaseSnapshot, RestoredFile
 from icestream.backup.stored_backups import StoredBackups
-from icestream.backup.table_view import live_entries, rewrite_position_deletes
+from icestream.backup.table_view import rewrite_position_deletes
 from icestream.broker import records
 from icestream.broker.topic_restore import RECORDS_OF_TOPICS
 from icestream.catalog.catalog_records import DetachedRecord
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.manifests import DATA_CONTENT, POSITION_DELETES_CONTENT, ManifestEntry, decode_manifest_list
+from icestream.iceberg.manifests import (
+    DATA_CONTENT,
+    POSITION_DELETES_CONTENT,
+    ManifestEntry,
+    decode_manifest_list,
+    live_entries,
+)
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.snapshot import load_snapshot
 from icestream.metadata.state_machine import StateMachine
