@@ -795,6 +795,8 @@ PROCESS_KEYS_MS: Final = 60_000
 VENDED_KEYS_SECONDS: Final = 900
 VENDED_KEYS_REUSED_SECONDS: Final = 300.0
 VENDED_KEYS_KEPT_MAX: Final = 10_000
+# Tables of a round for which keys are asked for at the same time: AWS answers some hundred requests in a second.
+TASK_KEYS_AT_ONCE: Final = 16
 # Of AWS: a longer policy of a session is refused.
 SESSION_POLICY_CHARACTERS_MAX: Final = 2_048
 STS_ANSWER_BYTES_MAX: Final = 64 * KIB

@@ -12,7 +12,7 @@ from icestream import connect
 from tests.support.catalog_servers import CATALOG, glue_flags, new_name, s3_flags, seaweed_flags, sql_flags
 from tests.support.lake_run import until
 from tests.support.pipeline_process import PipelineRun
-from tests.support.seaweed import BUCKET, Seaweed
+from tests.support.seaweed import BUCKET, TABLE_ROLE, Seaweed
 
 TOPIC, COUNT = "/default/orders", 60
 # Nothing is read from memory, and the log lets go of what is committed as soon as it can.
@@ -28,6 +28,8 @@ def flags(kind: str, server: Seaweed, request: pytest.FixtureRequest) -> list[st
     place = f"storage.iceberg_config.warehouse=s3://{BUCKET}/{new_name('own')}"
     catalog: list[str] = []
     match kind:
+        case "embedded":  # tasks get keys of their tables (hazard 122)
+            catalog = [f"storage.iceberg_config.object_store.table_role_arn={TABLE_ROLE}"]
         case "rest":
             place = f"storage.iceberg_config.namespace={new_name('ns').replace('_', '')}"
             catalog = seaweed_flags(server)

@@ -16,7 +16,7 @@ from icestream import errors, limits
 from icestream.catalogs.bucket import Objects, open_bucket
 from icestream.catalogs.object_files import open_files, parse_object_location
 from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
-from icestream.catalogs.store_options import SCHEMES, StoreKind
+from icestream.catalogs.store_options import SCHEMES, StoreKind, StoreOptions
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.file_io import TableFiles
 from icestream.metadata.store import MetadataStore
@@ -30,6 +30,8 @@ from icestream.settings.text import split_database_uri
 if TYPE_CHECKING:
     from icestream.catalog.catalog import Catalog
     from icestream.catalogs.pointer_catalog import PointerStore
+    from icestream.catalogs.store_keys import StoreKeys
+    from icestream.catalogs.table_role import TableRole
 
 # Kinds that need a library beyond the core: its module, and the extra that installs it.
 _EXTRAS = {"glue": ("boto3", "glue"), "sql": ("psycopg", "sql")}
@@ -75,6 +77,17 @@ def open_embedded_catalog(
         raise errors.ConfigurationError(
             f"the catalog cannot use its warehouse: {error.message}", hint=error.hint
         ) from None
+
+
+def open_table_role(store: StoreOptions, keys: StoreKeys, clock: Clock) -> TableRole | None:
+    """The role that is assumed for single tables, with `keys`; None if the settings name none. It is closed by the
+    caller."""
+    from icestream.catalogs.table_role import TableRole
+
+    if store.table_role_arn is None:
+        return None
+    timeouts = CallTimeouts(request_seconds=store.request_seconds)
+    return TableRole(store, keys, StorageCaller("token service", clock, SystemRandomness(), timeouts))
 
 
 def check_installed(kind: str) -> None:

@@ -24,10 +24,8 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.operations.file_rules import FileRules
 from icestream.catalog.tokens import read_tokens
 from icestream.catalogs.object_files import open_files
-from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
 from icestream.catalogs.store_keys import StoreKeys
 from icestream.catalogs.store_options import StoreOptions
-from icestream.catalogs.table_role import TableRole
 from icestream.catalogs.warehouse_fence import guard_files
 from icestream.iceberg.file_io import LocalFiles, TableFiles, open_inside
 from icestream.iceberg.manifest_reader import ManifestReader
@@ -53,7 +51,7 @@ from icestream.processes.component_options import (
     store_options,
     table_roots,
 )
-from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog
+from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog, open_table_role
 from icestream.processes.node.certificates import report_change
 from icestream.readers.embedded_table_views import EmbeddedTableViews
 from icestream.readers.foreign_table_views import ForeignTableViews
@@ -240,10 +238,8 @@ def _access(settings: Settings, clock: Clock, closing: contextlib.AsyncExitStack
 def _delegated_access(
     store: StoreOptions, roots: Sequence[str], clock: Clock, closing: contextlib.AsyncExitStack
 ) -> DelegatedAccess:
-    keys, role = StoreKeys(store, clock), None
-    if store.table_role_arn is not None:
-        timeouts = CallTimeouts(request_seconds=store.request_seconds)
-        role = TableRole(store, keys, StorageCaller("token service", clock, SystemRandomness(), timeouts))
+    keys = StoreKeys(store, clock)
+    if (role := open_table_role(store, keys, clock)) is not None:
         closing.push_async_callback(role.close)
     return DelegatedAccess(store, roots, keys, role, clock)
 

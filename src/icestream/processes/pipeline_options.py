@@ -11,12 +11,13 @@ from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.round_plan import RoundBudget
 from icestream.pipeline.spark.spark_options import SparkOptions, parse_conf
 from icestream.pipeline.spark_setup.spark_install import SetupPaths, cache_of
+from icestream.pipeline.task_keys import TaskKeys
 from icestream.settings import Settings
 from icestream.settings.keys import is_secret_name
 
 
-def driver_options(settings: Settings, tasks_max: int, storage: Mapping[str, Any]) -> DriverOptions:
-    """`tasks_max`: how many tasks of a round run at a time. `storage`: the store options that tasks get."""
+def driver_options(settings: Settings, tasks_max: int, keys: TaskKeys) -> DriverOptions:
+    """`tasks_max`: how many tasks of a round run at a time. `keys`: those of tasks."""
     iceberg = settings.storage.iceberg_config
     budget = RoundBudget(
         rows_due=iceberg.writer_batch_size,
@@ -24,11 +25,14 @@ def driver_options(settings: Settings, tasks_max: int, storage: Mapping[str, Any
         age_due_ms=iceberg.writer_flush_interval_ms,
         tasks_max=tasks_max,
     )
-    return DriverOptions(budget, storage=storage)
+    return DriverOptions(budget, keys=keys)
 
 
-def compaction_options(settings: Settings, storage: Mapping[str, Any], *, is_clustered: bool) -> CompactionOptions:
-    """`storage`: the store options that tasks get. `is_clustered`: other nodes have drivers of their own."""
+def compaction_options(
+    settings: Settings, storage: Mapping[str, Any], keys: TaskKeys, *, is_clustered: bool
+) -> CompactionOptions:
+    """`storage`: the store options of the settings. `keys`: those of tasks. `is_clustered`: other nodes have drivers of
+    their own."""
     section = settings.pipeline.compaction
     return CompactionOptions(
         section.enabled,
@@ -37,6 +41,7 @@ def compaction_options(settings: Settings, storage: Mapping[str, Any], *, is_clu
         cpu_seconds_per_hour=section.cpu_seconds_per_hour,
         bytes_per_hour=section.bytes_per_hour,
         storage=storage,
+        keys=keys,
         opens_tables=not is_clustered,
     )
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +23,8 @@ from typing import Protocol
 from icestream import limits
 from icestream.catalogs.embedded import EmbeddedCatalog
 from icestream.catalogs.object_files import open_files
+from icestream.catalogs.store_keys import StoreKeys
+from icestream.catalogs.store_options import StoreOptions
 from icestream.catalogs.warehouse_fence import guard_files
 from icestream.iceberg.file_io import LocalFiles, open_inside, open_local
 from icestream.iceberg.manifest_cache import ManifestCache
@@ -61,8 +62,9 @@ from icestream.pipeline.retention.table_retention_job import TableRetentionJob
 from icestream.pipeline.tables.embedded_ledger import EmbeddedLedger
 from icestream.pipeline.tables.foreign_ledger import ForeignLedger
 from icestream.pipeline.tables.learned_structures import LearnedStructures
+from icestream.pipeline.task_keys import TaskKeys, settings_storage
 from icestream.processes.component_options import fixed_namespace, object_warehouse, store_options, table_roots
-from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog
+from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog, open_table_role
 from icestream.processes.continuous_archive import ContinuousArchive
 from icestream.processes.node.certificates import report_change
 from icestream.processes.pipeline_options import compaction_options, driver_options, setup_paths, spark_options
@@ -71,7 +73,7 @@ from icestream.readers.lazy_scanner import file_opener
 from icestream.rpc.handshake import role_credential
 from icestream.rpc.link_keeper import LinkKeeper
 from icestream.runtime.advertised_address import known_host_names
-from icestream.runtime.clock import SystemClock
+from icestream.runtime.clock import Clock, SystemClock
 from icestream.runtime.listener_tls import follow_files, open_listener_tls
 from icestream.runtime.parent_pipe import watch_parent
 from icestream.runtime.randomness import SystemRandomness
@@ -169,8 +171,8 @@ async def _open_driver(
         if own_catalog is None
         else EmbeddedLedger(store, catalog, own_catalog, namespace, lease_name)
     )
-    # Tasks write to a local warehouse without any options.
-    storage = {} if store_options(settings).kind == "local" else dataclasses.asdict(store_options(settings))
+    storage = settings_storage(store_options(settings))
+    keys = _task_keys(store_options(settings), clock, closing)
     tables = TopicTableSet(ledger, catalog, LearnedStructures(store), effects, clock, randomness, storage)
     manifests = ManifestCache(manifest_reader)
     committer = Committer(
@@ -188,7 +190,7 @@ async def _open_driver(
     owner = f"{settings.node.name}/child" if is_child else ""
     lease = DriverLease(store, clock, owner, name=lease_name)
     report = DriverReport(writer.master, os.getpid(), metrics_port)
-    options = driver_options(settings, writer.tasks_max, storage)
+    options = driver_options(settings, writer.tasks_max, keys)
     jobs = JobRegistry()
     jobs.add(
         IngestJob(broker, lease, ledger, tables, committer, writer, spark_thread, effects, clock, options, report, jobs)
@@ -203,7 +205,7 @@ async def _open_driver(
                 broker, store, tables, manifests, commits, retention_clock, ranges, manifest_thread, effects, clock
             )
         )
-    care = compaction_options(settings, storage, is_clustered=bool(lease_name))
+    care = compaction_options(settings, storage, keys, is_clustered=bool(lease_name))
     compaction = CompactionJob(
         lease, tables, manifests, commits, writer, compaction_thread, effects, clock, care, report
     )
@@ -231,6 +233,13 @@ async def _open_driver(
 
     background.start(watch_maintenance(store, clock, accept), "maintenance requests")
     return driver, lease
+
+
+def _task_keys(store: StoreOptions, clock: Clock, closing: contextlib.AsyncExitStack) -> TaskKeys:
+    role = open_table_role(store, StoreKeys(store, clock), clock)
+    if role is not None:
+        closing.push_async_callback(role.close)
+    return TaskKeys(store, role)
 
 
 class TaskWriter(RoundWriter, GroupWriter, Protocol):

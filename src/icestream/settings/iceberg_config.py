@@ -163,8 +163,9 @@ class ObjectStoreSection(Section):
         default=None,
         description="Role that is assumed for each table of an `s3` store, narrowed to its files: a broker with "
         "accounts gives such keys to clients of the catalog that ask for them "
-        "(`X-Iceberg-Access-Delegation: vended-credentials`), for 15 minutes. Without it no keys are given out; "
-        "clients can have their requests signed (`remote-signing`).",
+        "(`X-Iceberg-Access-Delegation: vended-credentials`), for 15 minutes, and the tasks of the pipeline get them. "
+        "Without it clients get none, and can have their requests signed (`remote-signing`); tasks get the keys of the "
+        "settings.",
     )
     sts_endpoint: Annotated[str, text.HTTP_URI] | None = Field(
         default=None,

@@ -62,6 +62,7 @@ from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.round_plan import MqttTarget
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.topic_table import StopReason, TopicTable
+from icestream.pipeline.task_keys import NO_TASK_KEYS, TaskFiles, TaskKeys
 from icestream.readers.data_files import ScanDataFile, ScanDeleteFile, files_of
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Offload
@@ -86,6 +87,7 @@ class CompactionOptions:
     cpu_seconds_per_hour: int = limits.COMPACTION_CPU_SECONDS_DEFAULT
     bytes_per_hour: int = limits.COMPACTION_HOUR_BYTES_DEFAULT
     storage: Mapping[str, Any] = field(default_factory=dict)
+    keys: TaskKeys = NO_TASK_KEYS
     opens_tables: bool = True  # on request; False in a cluster, where a table belongs to the driver of one node
 
 
@@ -386,11 +388,15 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         if plan.results is not None:
             return plan.results
         epoch = self._lease.check()
-        jobs = [encode(_group_job(number, entry, epoch, self._options.storage)) for number, entry in _numbered(plan)]
+        jobs = [_group_job(number, entry, epoch, self._options.storage) for number, entry in _numbered(plan)]
 
         async def write() -> list[bytes]:
+            targets = await self._options.keys.narrow_all(map(_task_files, jobs))
+            messages = [
+                encode(msgspec.structs.replace(job, target=target)) for job, target in zip(jobs, targets, strict=True)
+            ]
             with span("compaction.write", groups=len(jobs), epoch=epoch), self._effects.happens(Effect.WRITE):
-                return await self._offload.run(lambda: self._writer.rewrite(jobs))
+                return await self._offload.run(lambda: self._writer.rewrite(messages))
 
         task = asyncio.create_task(write(), name="compaction")
         self._run = _CompactionRun(epoch, plan.groups, task, self._clock.monotonic_ns())
@@ -536,6 +542,10 @@ def _group_job(number: int, entry: TableGroup, epoch: int, storage: Mapping[str,
     ]
     deletes = [_delete_input(entry.planned.deletes[name].scan) for name in names]
     return GroupJob(number, table.topic_id, target, list(entry.group.partition), files, deletes)
+
+
+def _task_files(job: GroupJob) -> TaskFiles:
+    return TaskFiles(job.target, [*(file.location for file in job.files), *(delete.path for delete in job.deletes)])
 
 
 def _delete_input(delete: ScanDeleteFile) -> DeleteInput:

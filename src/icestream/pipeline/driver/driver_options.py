@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from icestream import limits
 from icestream.pipeline.round_plan import RoundBudget
+from icestream.pipeline.task_keys import NO_TASK_KEYS, TaskKeys
 
 _BUDGET_FIELDS: Final = {
     "writer_batch_size": "rows_due",
@@ -25,7 +26,7 @@ class DriverOptions:
     budget: RoundBudget = field(default_factory=RoundBudget)
     hold_ms: int = limits.PIPELINE_HOLD_MS
     wait_ms: int = limits.BACKLOG_WAIT_MS_MAX // 2
-    storage: Mapping[str, Any] = field(default_factory=dict)
+    keys: TaskKeys = NO_TASK_KEYS
 
     def current_budget(self, changed_settings: Mapping[str, int]) -> RoundBudget:
         """Returns the budget with the settings that were changed while the broker runs. Unknown names, which a newer

@@ -178,6 +178,7 @@ class IngestJob(Job[IngestPlan, list[TopicTaskResult]]):
         # The files get the epoch of the lease into their names: the clean-up of a later driver knows by it that no
         # commit of theirs can be accepted any more.
         leased = plan.round.leased(plan.hold_name, self._log_token, self._lease.epoch)
+        leased = await self._options.keys.narrow_round(leased)
         with turn.timed("write"), self._effects.happens(Effect.WRITE):
             return await self._offload.run(lambda: self.writer.write(leased))
 
