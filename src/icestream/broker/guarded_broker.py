@@ -430,16 +430,22 @@ class GuardedBroker:
         return await self._broker.undelete_topic(name, topic_id)
 
     async def allocate_restore(self, backup_id: str, name: TopicName, policies: PolicyValues) -> RestoreRecord:
-        self._require(Action.ADMIN, CLUSTER)
+        self._require_restore(name)
         return await self._broker.allocate_restore(backup_id, name, policies)
 
     async def restore_topic(self, topic: BackedUpTopic) -> BrokerTopic:
-        self._require(Action.ADMIN, CLUSTER)
+        self._require_restore(topic.name)
         return await self._broker.restore_topic(topic)
 
     async def end_restore(self, backup_id: str, name: TopicName) -> None:
-        self._require(Action.ADMIN, CLUSTER)
+        self._require_restore(name)
         await self._broker.end_restore(backup_id, name)
+
+    def _require_restore(self, name: TopicName) -> None:
+        """The records of a restored topic are those of the backup, so an administrator restores; also an administrator
+        makes no topic of the broker, whose events would be those of the backup (hazard 121)."""
+        self._require(Action.ADMIN, CLUSTER)
+        self._require(Action.RESTORE, topic_resource(name))
 
     async def cluster_restore(self) -> ClusterRestore:
         """What a restore brings back beside topics, once the session may."""

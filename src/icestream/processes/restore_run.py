@@ -183,7 +183,7 @@ class RestoreRun:
         for cut, name in self._plan.topics:
             try:
                 restored.append(await self._restore(root, cut, name, state, rows, rest))
-            except errors.AlreadyExists as error:
+            except (errors.AlreadyExists, errors.PermissionDenied) as error:  # denied: it belongs to the broker
                 if not self._plan.skips_existing:
                     raise
                 restored.append(RestoredTopic(str(name), cut.name, 0, "", 0, 0, 0, 0, {}, str(error)))

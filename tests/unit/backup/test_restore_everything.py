@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -174,6 +175,25 @@ async def test_a_whole_restore_that_ended_before_any_step_is_completed_by_a_seco
         assert [session.client_id for session in broker.mqtt.log.table.sessions.values()] == ["device"]
         assert broker.mqtt.retained.topics() == ["plant/heat"]
         assert await empty.node.store.list_all(RESTORES) == []
+
+
+async def test_hazard_121_a_topic_that_may_not_be_restored_is_left_out_and_the_others_are_restored(
+    tmp_path: Path,
+) -> None:
+    """A whole backup has audits of other nodes, which an administrator does not create either."""
+    async with source_and_empty(tmp_path) as (source, empty):
+        root, call = await fill(source), empty.call
+
+        async def guarded(method: str, /, **arguments: Any) -> Any:
+            if method == "restore_allocate" and arguments["topic"] == str(ORDERS):
+                raise errors.PermissionDenied(f"root may not restore on {ORDERS}")
+            return await call(method, **arguments)
+
+        empty.call = guarded  # type: ignore[method-assign]
+        topics, _ = await RestoreWorld(empty).restore_all(root)
+        denied = [topic.topic for topic in topics if "may not restore" in topic.problem]
+        assert denied == [str(ORDERS)]
+        assert sum(topic.problem == "" for topic in topics) == len(topics) - 1 > 0
 
 
 async def test_a_broker_in_use_gets_topics_alone_and_says_why_if_all_was_asked_for(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ EXAMPLES: dict[tuple[str, str], Example] = {
     ("POST", "/v1/namespaces/{namespace}/register-view"): Example(
         f"{NS}/register-view", {"name": "new", "metadata-location": ""}, ("admin on cluster",), ("all on table:/**",)
     ),
-    ("GET", "/v1/namespaces/{namespace}/views/{view}"): Example(VIEW, **on_view("table-read")),
+    ("GET", "/v1/namespaces/{namespace}/views/{view}"): Example(VIEW, **on_view("query")),
     ("HEAD", "/v1/namespaces/{namespace}/views/{view}"): Example(VIEW, **on_view("describe")),
     ("POST", "/v1/namespaces/{namespace}/views/{view}"): Example(
         VIEW, commit_of([{"action": "set-properties", "updates": {"a": "b"}}]), **on_view("table-write")

@@ -1,7 +1,7 @@
 """What each route of Iceberg's protocol needs, asked for before the route runs; only while security is on.
 
     list, HEAD, metrics           describe; listings show what is visible
-    load, credentials             table-read
+    load, credentials             table-read; load of a view, which is a query of tables by its invoker: query
     sign                          table-read, or table-write for a request that writes; create for a staged table
     commit, transaction           table-write of every table, create of new ones; with icestream-force also delete
     create                        create of the name

@@ -74,7 +74,7 @@ ROUTES: Final[dict[tuple[str, str], IcebergEndpoint]] = {
     ("GET", f"{_NAMESPACE}/views"): IcebergEndpoint(view_routes.list_views, route_rights.see_namespace),
     ("POST", f"{_NAMESPACE}/views"): IcebergEndpoint(view_routes.create_view, route_rights.create(places_files=False)),
     ("POST", f"{_NAMESPACE}/register-view"): IcebergEndpoint(view_routes.register_view, route_rights.register_view),
-    ("GET", _VIEW): IcebergEndpoint(view_routes.load_view, route_rights.relation(Action.TABLE_READ, kind=VIEW)),
+    ("GET", _VIEW): IcebergEndpoint(view_routes.load_view, route_rights.relation(Action.QUERY, kind=VIEW)),
     ("HEAD", _VIEW): IcebergEndpoint(view_routes.view_exists, route_rights.relation(kind=VIEW)),
     ("POST", _VIEW): IcebergEndpoint(view_routes.replace_view, route_rights.replace_view),
     ("DELETE", _VIEW): IcebergEndpoint(view_routes.drop_view, route_rights.relation(Action.DELETE, kind=VIEW)),
