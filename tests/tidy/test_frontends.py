@@ -36,11 +36,13 @@ OWN_USE_CASES = {
     "check_mqtt_home",
     "check_batch",
     "needs_decisions",
+    "keep_by_routes",
 }
 OWN_SCHEMA_USE_CASES = {"load", "load_topic", "follow", "forget", "find_violation", "has_topics", "name_of"}
 ASKING = {
     "_require",
     "_require_dead_letters",
+    "_require_restore",
     "_is_allowed",
     "_page_visible",
     "require",

@@ -29,8 +29,8 @@ _log = get_logger("pipeline")
 _PRINCIPAL: Final = "process:local:pipeline"
 
 
-class AssumedRole(Protocol):
-    """The role of tables: catalogs/table_role.py."""
+class TableKeyIssuer(Protocol):
+    """Issues keys for single tables: the role of the settings (catalogs/table_role.py)."""
 
     @property
     def partition(self) -> str: ...
@@ -48,7 +48,7 @@ class TaskFiles(NamedTuple):
 class TaskKeys:
     """Exchanges the keys of the settings for those of a table, if the store has a role for tables."""
 
-    def __init__(self, options: StoreOptions, role: AssumedRole | None) -> None:
+    def __init__(self, options: StoreOptions, role: TableKeyIssuer | None) -> None:
         self._options = options
         self._role = role
         self._is_reported = False

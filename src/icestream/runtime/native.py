@@ -17,5 +17,6 @@ try:
         warnings.warn("the native extension was built from other sources and is not used: make native", stacklevel=1)
         native = None
 except ImportError:
-    # Everything works without it: syncs block the loop, encoding and scanning run in Python (README, "Native part").
+    # A single node works without it: syncs block the loop, encoding and scanning run in Python. A cluster does not: the
+    # Raft core is native (README, "The native part").
     native = None
