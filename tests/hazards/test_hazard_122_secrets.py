@@ -23,16 +23,11 @@ from icestream.settings.secret_source import is_reference
 from tests.support.certificates import Certificates
 from tests.support.curl import curl, ports_of
 from tests.support.lake_run import children_of
+from tests.support.secret_files import secret_file
 from tests.support.serve_process import COMMAND, ServeProcess
 
 STORE, CATALOG = "storage.iceberg_config.object_store", "storage.iceberg_config.catalog"
 CANARIES = {place: f"canary-{place}-0123456789" for place in ("file", "config", "command", "header", "conf", "tokens")}
-
-
-def secret_file(path: Path, text: str) -> Path:
-    path.touch(0o600)
-    path.write_text(text)
-    return path
 
 
 def run(*arguments: str) -> str:

@@ -36,6 +36,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestamptzType
 
 from tests.support.lake_run import LakeRun
+from tests.support.secret_files import secret_file
 from tests.support.tables import NEW_VIEW
 
 SCHEMA = Schema(
@@ -185,7 +186,7 @@ def test_refusals_have_their_own_messages(catalog: Catalog, namespace: str) -> N
 
 
 def test_a_token_opens_the_catalog(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text(f"{TOKEN}\n")
+    secret_file(tmp_path / "tokens", f"{TOKEN}\n")
     with LakeRun(tmp_path / "data", "--set", f"lake.token_file={tmp_path / 'tokens'}") as run:
         run.until_api()
         with pytest.raises(UnauthorizedError):

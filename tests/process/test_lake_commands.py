@@ -20,6 +20,7 @@ from tests.support.avro_files import manifest, manifest_list
 from tests.support.command_line import CommandResult, icestream
 from tests.support.lake_run import LakeRun, request, until
 from tests.support.local_broker import kept_link
+from tests.support.secret_files import secret_file
 from tests.support.tables import NEW_VIEW, add, point, snapshot
 from tests.support.topic_tables import claim
 from tests.unit.cli.test_commands import SHOWN, words
@@ -369,8 +370,7 @@ def test_a_socket_leads_to_the_token_and_to_foreign_tables(
     lake: LakeCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths are those of the broker, which has another working directory than the command."""
-    (tmp_path / "tokens").write_text(f"{'t' * 40}\n", encoding="ascii")
-    (tmp_path / "tokens").chmod(0o600)
+    secret_file(tmp_path / "tokens", f"{'t' * 40}\n")
     with LakeRun(tmp_path / "guarded", "--set", "lake.token_file=tokens") as guarded:
         guarded.until_lake()
         assert lake_json("tables", "--broker", str(tmp_path / "guarded" / "broker.sock")) == []

@@ -15,6 +15,7 @@ from tests.process.test_idle import usage
 from tests.support.command_line import CommandResult, icestream
 from tests.support.free_ports import free_ports
 from tests.support.lake_run import LakeRun, get, is_running, request, until
+from tests.support.secret_files import secret_file
 from tests.support.serve_process import COMMAND, ServeProcess
 from tests.support.tables import SCHEMA
 
@@ -84,8 +85,7 @@ def test_the_greeting_names_the_lake_port_or_where_to_find_it(tmp_path: Path) ->
 
 
 def test_doctor_asks_the_lake_process_of_the_running_broker(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("0123456789abcdef\n")
+    tokens = secret_file(tmp_path / "tokens", "0123456789abcdef\n")
     with LakeRun(tmp_path / "data", "--set", f"lake.token_file={tokens}") as run:
         run.until_api()
         sets = [f"data_dir={tmp_path / 'data'}", f"ports.broker_http={run.http_port}", "ports.native=0"]

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.command_line import CommandResult, icestream, icestream_process
 from tests.support.lake_run import request, until
+from tests.support.secret_files import secret_file
 from tests.support.serve_process import ServeProcess
 
 PASSWORD = b"correct horse battery staple\n"
@@ -156,9 +157,7 @@ def _administer_over_http(api: Api) -> None:
 
 
 def test_hazard_112_tokens_of_the_settings_are_refused_beside_accounts_at_the_start(admin: Administration) -> None:
-    tokens = admin.data_dir.parent / "tokens"
-    tokens.touch(0o600)
-    tokens.write_text("a-token-of-at-least-thirty-two-bytes\n")
+    tokens = secret_file(admin.data_dir.parent / "tokens", "a-token-of-at-least-thirty-two-bytes\n")
     setting = ("--set", f"lake.token_file={tokens}")
     with ServeProcess(admin.data_dir, *setting) as broker:
         broker.greeting()

@@ -17,6 +17,7 @@ from tests.support.command_line import CommandResult
 from tests.support.command_line import icestream as command
 from tests.support.curl import CurlAnswer, curl, ports_of
 from tests.support.lake_run import until
+from tests.support.secret_files import secret_file
 from tests.support.serve_process import ServeProcess
 from tests.tidy.tree import ROOT
 from tests.unit.cli.test_commands import shown, words
@@ -117,7 +118,7 @@ def check_commands(address: str, pem: Certificates, monkeypatch: pytest.MonkeyPa
     run("icestream produce /shop/orders", given=b"beside it\n")
     monkeypatch.setenv("ICESTREAM_TOKEN_FILE", "admin.token")
     ran = run("icestream security login admin --password-file admin.password --output json")
-    Path("admin.token").write_text(Path(ran.document["file"]).read_text())
+    secret_file(Path("admin.token"), Path(ran.document["file"]).read_bytes())
     there = f"--broker {address}"
     refused = command(*words(f"icestream produce /shop/orders {there}"), given=b"in plain text\n")
     assert "ICESTREAM_CA_FILE" in refused.err

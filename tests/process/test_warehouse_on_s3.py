@@ -21,6 +21,7 @@ from tests.support.catalog_servers import CATALOG, new_name, s3_flags, settings_
 from tests.support.lake_run import LakeRun, children_of, get, until
 from tests.support.lakehouse import duckdb_with_iceberg
 from tests.support.seaweed import BUCKET, SECRET, Seaweed
+from tests.support.secret_files import secret_file
 from tests.support.serve_process import ServeProcess
 
 TABLE = Identifier(("shop",), "orders")
@@ -84,7 +85,7 @@ def test_engines_get_endpoint_and_keys_from_the_catalog_alone(seaweed_server: Se
     from pyiceberg.catalog.rest import RestCatalog
 
     token = "0123456789abcdef-of-the-test"
-    (tmp_path / "tokens").write_text(f"{token}\n")
+    secret_file(tmp_path / "tokens", f"{token}\n")
     shared = ("--set", f"lake.token_file={tmp_path / 'tokens'}", "--set", "lake.share_keys=true")
     with LakeRun(tmp_path / "data", *arguments(seaweed_server, new_name("own")), *shared) as run:
         run.until_api()

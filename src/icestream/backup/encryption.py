@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from icestream import errors, limits
+from icestream.runtime.secret_file import read_secret_file
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -64,7 +65,7 @@ def load_key(source: str, environment: Mapping[str, str]) -> BackupKey:
     try:
         match scheme:
             case "file":
-                text = Path(rest).read_text("ascii")
+                text = read_secret_file(Path(rest)).decode("ascii")
             case "env":
                 text = environment[rest]
             case "command":

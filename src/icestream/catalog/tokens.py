@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from icestream import errors, limits
+from icestream.runtime.secret_file import secret_file_fault
 
-TOKEN_FILE_HINT: Final = "write one token in each line, such as `openssl rand -hex 32` makes"
+TOKEN_FILE_HINT: Final = (
+    "write one token in each line, such as `openssl rand -hex 32` makes; only the owner may read the file (chmod 600)"
+)
 
 
 class Tokens:
@@ -68,6 +71,8 @@ def token_fault(path: Path | None) -> str:
 
 def _read(path: Path) -> tuple[Sequence[str], str]:
     """Returns the tokens of a file, and why it cannot be used. Empty lines and comments are skipped."""
+    if fault := secret_file_fault(path):
+        return (), fault
     try:
         lines = path.read_text(encoding="ascii").splitlines()
     except (OSError, UnicodeDecodeError) as error:

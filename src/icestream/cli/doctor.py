@@ -144,7 +144,6 @@ def _tokens(settings: Settings) -> Iterator[CheckResult]:
     if fault := token_fault(path):
         yield CheckResult("lake.token_file", CheckState.PROBLEM, f"{path} {fault}", TOKEN_FILE_HINT)
     secrets = {
-        "lake.token_file": path if not fault else None,
         "danube.tls_key": settings.danube.tls_key,
         "meta_store.tls_key": settings.meta_store.tls_key,
     }

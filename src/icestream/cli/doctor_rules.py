@@ -16,6 +16,7 @@ from icestream.pipeline.spark_setup import python_packages
 from icestream.pipeline.spark_setup.jar_choice import JarChoice
 from icestream.pipeline.spark_setup.java_choice import JavaChoice
 from icestream.pipeline.spark_setup.pinned_versions import PinnedJar
+from icestream.settings.secret_source import mode_fault
 
 # In sync mode `always` every acknowledgement waits for a sync.
 SYNC_SLOW_SECONDS: Final = 0.02
@@ -27,9 +28,6 @@ SYNC_TOO_FAST_SECONDS: Final = 0.000_01
 OPEN_FILES_MIN: Final = 256
 # Open files of the log, the metadata store and libraries, besides the connections.
 OPEN_FILES_OWN: Final = 256
-# Permission bits of accounts that are neither the owner nor in the group of a file.
-OTHERS: Final = 0o006
-OTHERS_WRITE: Final = 0o002
 # The plausible range of the clock: a time outside of it means that the clock is not set.
 CLOCK_FIRST_SECONDS: Final = 1_767_225_600  # 2026
 CLOCK_LAST_SECONDS: Final = 4_102_444_800  # 2100
@@ -59,12 +57,13 @@ def free_disk(free_bytes: int, used_bytes: int, quota_bytes: int, file_bytes: in
 
 
 def secret_file(setting: str, path: str, mode: int) -> CheckResult | None:
-    """The check of a file with tokens or a private key, by permission bits; None if other accounts have no access."""
-    if not mode & OTHERS:
+    """The check of a file with a private key, by permission bits; None if other accounts have no access. A broker
+    refuses to start with such a file."""
+    if not (fault := mode_fault(mode)):
         return None
-    access = "writable" if mode & OTHERS_WRITE else "readable"
-    text = f"{path} is {access} by every account of this machine (mode {mode & 0o777:04o})"
-    return CheckResult(setting, CheckState.WARNING, text, f"chmod 600 {path}, owned by the account of the broker")
+    return CheckResult(
+        setting, CheckState.PROBLEM, f"{path} {fault}", f"chmod 600 {path}, owned by the account of the broker"
+    )
 
 
 def sync_cost(seconds: float, mode: str) -> CheckResult:

@@ -59,6 +59,9 @@ def find_token(location: BrokerLocation) -> str | None:
 
 
 def _read(path: Path) -> str:
+    from icestream.runtime.secret_file import check_secret_file
+
+    check_secret_file("token", path)
     try:
         with path.open("rb") as file:
             token = file.read(_TOKEN_BYTES_MAX).decode("ascii").strip()

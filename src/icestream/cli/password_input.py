@@ -17,13 +17,14 @@ PasswordFile = Annotated[
     typer.Option(
         "--password-file",
         metavar="FILE",
-        help="Read the password from this file; default: ask for it, or read it from stdin in a pipe.",
+        help="Read the password from this file (mode 0600); default: ask for it, or read it from stdin in a pipe.",
     ),
 ]
 
 
 def read_password(path: Path | None, *, is_new: bool) -> str:
-    """The password; a new one is asked for twice at a terminal. Raises InvalidInput, without the password in it."""
+    """The password; a new one is asked for twice at a terminal. Raises InvalidInput, without the password in it, and
+    ConfigurationError for a file that other accounts may read."""
     if path is not None:
         return _checked(_of_file(path))
     if not sys.stdin.isatty():
@@ -35,6 +36,9 @@ def read_password(path: Path | None, *, is_new: bool) -> str:
 
 
 def _of_file(path: Path) -> str:
+    from icestream.runtime.secret_file import check_secret_file
+
+    check_secret_file("--password-file", path)
     try:
         with path.open("rb") as file:
             return file.read(_BYTES_MAX).decode()

@@ -2,7 +2,8 @@
 
     token         a text, or a function that returns one, now or awaited; it is called for each connection, so that a
                   token that expires is renewed at the next reconnect
-    token_file    read for each connection, so that it may be replaced while the client runs
+    token_file    read for each connection, so that it may be replaced while the client runs; a file that other accounts
+                  may read is refused
     ICESTREAM_TOKEN_FILE    such a file, if the program names no credential
     user, password
 
@@ -70,7 +71,10 @@ async def _supplied(token: str | TokenSupplier) -> HelloCredential:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file. Raises ConfigurationError, InvalidInput."""
+    """The token in a file that only its owner may read. Raises ConfigurationError, InvalidInput."""
+    from icestream.runtime.secret_file import check_secret_file  # loads the settings, which few clients need
+
+    check_secret_file("token_file", path)
     try:
         with path.open("rb") as file:
             raw = file.read(limits.TOKEN_BYTES_MAX + 3)  # a line end may follow

@@ -14,6 +14,11 @@ def secret_hint(path: Path) -> str:
     return f"chmod 600 {path}"
 
 
+def secret_file_fault(path: Path) -> str:
+    """Why a file should not hold a secret, as the end of a sentence that begins with its name; empty if it may."""
+    return secret_fault(path)
+
+
 def check_secret_file(setting: str, path: Path) -> None:
     """Raises ConfigurationError for a file that other accounts may read."""
     if fault := secret_fault(path):

@@ -47,7 +47,11 @@ def secret_fault(path: Path) -> str:
 
 
 def mode_fault(mode: int) -> str:
-    return f"can be read by other accounts (mode {stat.S_IMODE(mode):04o})" if mode & _OTHERS else ""
+    """Why a file of this mode should not hold a secret; empty if it may. The mode of a pipe or a terminal says nothing
+    about what is read from it."""
+    if not stat.S_ISREG(mode) or not mode & _OTHERS:
+        return ""
+    return f"can be read by other accounts (mode {stat.S_IMODE(mode):04o})"
 
 
 def _from_file(place: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from icestream import errors, limits
 from icestream.backup.encryption import BackupKey, decrypt, encrypt, load_key
+from tests.support.secret_files import secret_file
 
 KEY = BackupKey(bytes(range(32)))
 NONCE = b"12345678"
@@ -64,8 +65,7 @@ def test_the_same_bytes_differ_with_each_nonce() -> None:
 
 def test_keys_come_from_files_variables_and_commands(tmp_path: Path) -> None:
     text = bytes(range(32)).hex()
-    path = tmp_path / "key"
-    path.write_text(f"{text}\n")
+    path = secret_file(tmp_path / "key", f"{text}\n")
     ids = {
         load_key(f"file:{path}", {}).id,
         load_key("env:BACKUP_KEY", {"BACKUP_KEY": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="}).id,
@@ -76,3 +76,6 @@ def test_keys_come_from_files_variables_and_commands(tmp_path: Path) -> None:
         with pytest.raises(errors.ConfigurationError) as refused:
             load_key(source, {"SHORT": "00ff", "NONSENSE": "not a key!"})
         assert "00ff" not in str(refused.value)
+    path.chmod(0o640)
+    with pytest.raises(errors.ConfigurationError, match="can be read by other accounts"):
+        load_key(f"file:{path}", {})

@@ -13,6 +13,7 @@ from icestream import errors
 from icestream.cli import main as command_line
 from icestream.settings import KEYS, reference
 from tests.support.command_line import icestream
+from tests.support.secret_files import secret_file
 
 EXAMPLE = Path(__file__).parents[3] / "config" / "danube_broker_iceberg.yml"
 
@@ -93,12 +94,12 @@ def test_check_reads_the_token_file(
     file, tokens = tmp_path / "broker.yml", tmp_path / "tokens"
     file.write_text(f"lake:\n  token_file: {tokens}\n")
     if content is not None:
-        tokens.write_text(content)
+        secret_file(tokens, content)
     assert main(monkeypatch, "config", "check", str(file)) == 3
     printed = capsys.readouterr().err
     assert printed.startswith(f"icestream: lake.token_file = '{tokens}' (file {file}:2): ")
     assert "hint: write one token in each line, such as `openssl rand -hex 32` makes" in printed
-    tokens.write_text("0123456789abcdef\n")
+    secret_file(tokens, "0123456789abcdef\n")
     assert run("config", "check", str(file)).exit_code == 0
 
 

@@ -26,6 +26,7 @@ from icestream.processes.broker_process import BrokerNode
 from tests.support.command_line import CommandResult, icestream
 from tests.support.node_settings import node_settings
 from tests.support.sample_logs import picture
+from tests.support.secret_files import secret_file
 
 MIB = limits.MIB
 JAVA = JavaInstall(Path("/usr/lib/jvm/java-17"), JavaOrigin.PATH, "17.0.15")
@@ -226,17 +227,17 @@ def test_empty_log_files_are_not_counted_as_used() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "words"),
-    [(0o600, ""), (0o640, ""), (0o644, "is readable by every account"), (0o602, "is writable by every account")],
+    [(0o600, ""), (0o400, ""), (0o640, "can be read by other accounts"), (0o602, "can be read by other accounts")],
 )
-def test_a_secret_that_other_accounts_can_use_is_a_warning(tmp_path: Path, mode: int, words: str) -> None:
+def test_a_secret_that_other_accounts_can_use_is_a_problem(tmp_path: Path, mode: int, words: str) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("0123456789abcdef\n")
     tokens.chmod(mode)
-    finding = doctor_rules.secret_file("lake.token_file", str(tokens), tokens.stat().st_mode)
+    finding = doctor_rules.secret_file("danube.tls_key", str(tokens), tokens.stat().st_mode)
     assert (finding is None) == (not words)
     if finding is not None:
-        assert finding.state is CheckState.WARNING
-        assert f"{words} of this machine (mode {mode:04o})" in finding.text
+        assert finding.state is CheckState.PROBLEM
+        assert f"{words} (mode {mode:04o})" in finding.text
         assert f"chmod 600 {tokens}" in finding.fix
 
 
@@ -245,13 +246,13 @@ def test_a_world_readable_token_file_is_reported(tmp_path: Path) -> None:
     tokens.write_text("0123456789abcdef\n")
     tokens.chmod(0o644)
     check = by_check(doctor(tmp_path / "data", f"lake.token_file={tokens}"))["lake.token_file"]
-    assert (check["state"], "is readable by every account" in check["finding"]) == ("warning", True)
+    assert (check["state"], "can be read by other accounts" in check["finding"]) == ("problem", True)
     tokens.chmod(0o600)
     assert "lake.token_file" not in by_check(doctor(tmp_path / "data", f"lake.token_file={tokens}"))
 
 
 def test_an_unusable_token_file_is_a_problem(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text("short\n")
+    secret_file(tmp_path / "tokens", "short\n")
     ran = doctor(tmp_path / "data", f"lake.token_file={tmp_path / 'tokens'}")
     check = by_check(ran)["lake.token_file"]
     assert (ran.code, check["state"]) == (1, "problem")

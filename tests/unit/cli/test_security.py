@@ -13,6 +13,7 @@ from icestream import errors, testing
 from icestream.security import security_records as records
 from icestream.security.resource import CLUSTER
 from tests.support.command_line import CommandResult, icestream
+from tests.support.secret_files import secret_file
 from tests.unit.cli.test_commands import SHOWN, words
 
 PASSWORD = b"correct horse battery staple\n"
@@ -121,8 +122,7 @@ def test_a_token_is_printed_once_used_listed_and_revoked(
     assert issued["token_id"] in listed.out
     assert "nightly" in listed.out
     assert token not in listed.out
-    token_file = tmp_path / "token"
-    token_file.write_text(f"{token}\n")
+    token_file = secret_file(tmp_path / "token", f"{token}\n")
     with monkeypatch.context() as as_ingest:
         as_ingest.setenv("ICESTREAM_TOKEN_FILE", str(token_file))
         assert broker.ask("whoami")["principal"] == "service:local:ingest"
@@ -164,7 +164,7 @@ def test_recovery_by_the_owner_of_the_data_directory(broker: SecuredBroker) -> N
 def test_the_commands_of_the_page_work(broker: SecuredBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("admin", "alice"):
-        (tmp_path / f"{name}.password").write_bytes(PASSWORD)
+        secret_file(tmp_path / f"{name}.password", PASSWORD)
     lines = [words(line) for line in SHOWN if words(line)[0] == "security" and words(line)[1] != "init"]
     first = [line for line in lines if "create" in line or "set" in line]
     last = [line for line in lines if "delete" in line]
@@ -184,10 +184,15 @@ def test_the_commands_of_the_page_work(broker: SecuredBroker, tmp_path: Path, mo
 
 
 def test_a_password_on_two_lines_or_none_is_refused(open_broker: SecuredBroker, tmp_path: Path) -> None:
-    (tmp_path / "two").write_text("one\ntwo\n")
+    secret_file(tmp_path / "two", "one\ntwo\n")
     assert "more than one line" in open_broker.run("init", "--password-file", str(tmp_path / "two")).err
     assert "no password" in open_broker.run("init", given=b"").err
     assert "cannot read" in open_broker.run("init", "--password-file", str(tmp_path / "none")).err
+    readable = secret_file(tmp_path / "readable", PASSWORD)
+    readable.chmod(0o640)
+    ran = open_broker.run("init", "--password-file", str(readable))
+    assert "can be read by other accounts (mode 0640)" in ran.err
+    assert f"hint: chmod 600 {readable}" in ran.err
     assert open_broker.ask("whoami")["is_enabled"] is False
 
 

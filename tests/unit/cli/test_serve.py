@@ -12,6 +12,7 @@ from icestream.runtime.files import LocalDirectory
 from icestream.wal.format import RECORDS_START
 from icestream.wal.inspect import LogView, view_log
 from tests.support.sample_logs import picture
+from tests.support.secret_files import secret_file
 from tests.support.serve_process import ServeProcess
 
 
@@ -140,7 +141,7 @@ def test_an_unusable_token_file_is_refused_before_anything_is_created(
     """The lake process alone would need it, and would end with it again and again."""
     path = tmp_path / "tokens"
     if content is not None:
-        path.write_text(content)
+        secret_file(path, content)
     with ServeProcess(tmp_path / "data", "--set", "lake.managed=true", "--set", f"lake.token_file={path}") as process:
         code, out, err = process.end()
     assert (code, out) == (3, "")

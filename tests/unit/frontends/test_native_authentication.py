@@ -16,6 +16,7 @@ from icestream.rpc import document, frame, handshake
 from icestream.rpc.frame import FrameKind
 from icestream.rpc.handshake import Hello, HelloCredential
 from tests.support.raw_client import RawClient, call, ping, raw_client
+from tests.support.secret_files import secret_file
 from tests.support.secured_access import SecuredAccess
 from tests.support.secured_broker import SecuredBroker, secured_broker
 from tests.support.until import until
@@ -158,14 +159,17 @@ async def test_secrets_are_in_no_log_and_no_repr(served: SecuredBroker, caplog: 
 async def test_a_token_file_and_its_variable_are_read_for_each_connection(
     served: SecuredBroker, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path_factory.mktemp("credential") / "token"
-    path.write_text("token-of-alice\n")
+    path = secret_file(tmp_path_factory.mktemp("credential") / "token", "token-of-alice\n")
     monkeypatch.setenv("ICESTREAM_TOKEN_FILE", str(path))
     async with connect(served.address) as client:
         await client.create_topic("/default/a")
     path.write_text("forged")
     with pytest.raises(errors.Unauthenticated):
         async with connect(served.address, token_file=path):
+            pass
+    path.chmod(0o644)
+    with pytest.raises(errors.ConfigurationError, match="can be read by other accounts"):
+        async with connect(served.address):
             pass
     path.unlink()
     with pytest.raises(errors.ConfigurationError, match="cannot read the token"):

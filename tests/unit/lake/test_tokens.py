@@ -8,6 +8,7 @@ import pytest
 
 from icestream import errors, limits
 from icestream.catalog.tokens import Tokens, read_tokens
+from tests.support.secret_files import secret_file
 
 TOKEN = "0123456789abcdef"
 
@@ -18,8 +19,7 @@ def test_without_tokens_every_request_is_allowed() -> None:
 
 
 def test_a_file_has_one_token_in_each_line(tmp_path: Path) -> None:
-    path = tmp_path / "tokens"
-    path.write_text(f"# of the pipeline\n{TOKEN}\n\n  another-token-of-all  \n")
+    path = secret_file(tmp_path / "tokens", f"# of the pipeline\n{TOKEN}\n\n  another-token-of-all  \n")
     tokens = read_tokens(path)
     assert tokens.allows(f"Bearer {TOKEN}")
     assert tokens.allows("bearer another-token-of-all")
@@ -40,8 +40,7 @@ def test_a_file_has_one_token_in_each_line(tmp_path: Path) -> None:
     "text", ["", "# none\n", "short\n", f"{TOKEN} {TOKEN}\n", "schlüssel-mit-umlaut\n", f"{TOKEN}\n" * 101]
 )
 def test_an_unusable_token_file_is_reported_without_its_tokens(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "tokens"
-    path.write_text(text)
+    path = secret_file(tmp_path / "tokens", text)
     with pytest.raises(errors.ConfigurationError, match=r"lake\.token_file") as raised:
         read_tokens(path)
     assert TOKEN not in str(raised.value)
@@ -51,3 +50,10 @@ def test_an_unusable_token_file_is_reported_without_its_tokens(tmp_path: Path, t
 def test_a_missing_token_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(errors.ConfigurationError, match="No such file"):
         read_tokens(tmp_path / "none")
+
+
+def test_a_token_file_that_other_accounts_can_read_is_refused(tmp_path: Path) -> None:
+    path = secret_file(tmp_path / "tokens", TOKEN)
+    path.chmod(0o644)
+    with pytest.raises(errors.ConfigurationError, match=r"can be read by other accounts \(mode 0644\)"):
+        read_tokens(path)
