@@ -1504,6 +1504,8 @@ BACKUP_SCHEDULE_LOOK_SECONDS: Final = 3_600.0
 # A deletion takes a listing of the target and a request for each object; a run waits for it before it ends.
 BACKUP_DELETION_LOOKS: Final = 60
 BACKUP_DELETION_LOOK_SECONDS: Final = 1.0
+# Tables of all backups together whose names and places the catalog remembers for views: some 500 bytes each.
+BACKUP_VIEW_TABLES_MAX: Final = 100_000
 # --- archive ----------------------------------------------------------------------------------------------------------
 # An archive that asks for nothing so long is dead: the log is not held for it any more. Longer than a restart takes.
 ARCHIVE_HOLD_MS: Final = 600_000

@@ -34,7 +34,8 @@ def t(ns: str) -> str:
 
 @pytest.fixture(scope="session")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineRun]:
-    """A broker with its own pipeline that lets go of everything that is in tables, and with MQTT."""
-    sets = [part for flag in (*FROM_TABLES, "mqtt.enable=true") for part in ("--set", flag)]
-    with PipelineRun(tmp_path_factory.mktemp("history") / "data", *sets) as run:
+    """A broker with its own pipeline that lets go of everything that is in tables, with MQTT and a backup target."""
+    folder = tmp_path_factory.mktemp("history")
+    flags = (*FROM_TABLES, "mqtt.enable=true", f"backup.target={folder / 'backups'}")
+    with PipelineRun(folder / "data", *(part for flag in flags for part in ("--set", flag))) as run:
         yield run

@@ -11,6 +11,7 @@ from icestream.catalog.tokens import Tokens
 from icestream.catalogs.store_options import StoreOptions
 from icestream.lake.iceberg.access import Access
 from icestream.lake.iceberg.app import IcebergApp
+from icestream.lake.iceberg.backup_view import ReadableBackups
 from icestream.lake.request_metrics import RequestMetrics
 from tests.support.asgi import AsgiClient, AsgiResponse
 from tests.support.tables import SCHEMA
@@ -21,13 +22,19 @@ class IcebergClient:
     """A client of Iceberg's REST protocol; returns or checks its answers."""
 
     def __init__(
-        self, catalog: Catalog | None, tokens: Sequence[str] = (), store: StoreOptions | None = None, **sharing: bool
+        self,
+        catalog: Catalog | None,
+        tokens: Sequence[str] = (),
+        store: StoreOptions | None = None,
+        backups: ReadableBackups | None = None,
+        **sharing: bool,
     ) -> None:
-        """`store`: where the files of its tables are said to be."""
+        """`store`: where the files of its tables are said to be. `backups`: those that views show."""
         self.counted = RequestMetrics()
         roots = () if store is None else ("s3://lake/warehouse",)
         access = Access.of(store or StoreOptions(), **{"is_sharing_keys": False, **sharing}, roots=roots)
-        self.ask = AsgiClient(IcebergApp(catalog, Tokens(tokens), self.counted, "127.0.0.1", access))
+        app = IcebergApp(catalog, Tokens(tokens), self.counted, "127.0.0.1", access, backups=backups)
+        self.ask = AsgiClient(app)
 
     async def __call__(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
         """The answer to a request that must succeed."""

@@ -31,6 +31,11 @@ class PipelineRun:
             self._run.until_api()
 
     @property
+    def backups(self) -> Path:
+        """The backup target of brokers that have one."""
+        return self.data_dir.parent / "backups"
+
+    @property
     def uri(self) -> str:
         return f"http://127.0.0.1:{self._run.lake_port}"
 

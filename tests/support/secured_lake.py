@@ -19,6 +19,7 @@ from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.internal_api.implementation import implements, native_calls
 from icestream.lake.dispatch import build_lake_app
 from icestream.lake.iceberg.access import NO_ACCESS, Access
+from icestream.lake.iceberg.backup_view import ReadableBackups
 from icestream.lake.request_caller import BrokerCallers
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -111,8 +112,9 @@ async def secured_lake(
     access: Access = NO_ACCESS,
     tokens: Tokens | None = None,
     warehouse: str = WAREHOUSE,
+    backups: ReadableBackups | None = None,
 ) -> AsyncIterator[SecuredLake]:
-    """`rules`: what each user may do; None: security is off."""
+    """`rules`: what each user may do; None: security is off. `backups`: those that views show."""
     control = AccessControl(SystemClock()) if rules is None else SecuredAccess(rules)
     lake = SecuredLake(control, warehouse)
     await lake.fill()
@@ -130,7 +132,9 @@ async def secured_lake(
         failures: list[BaseException] = []
         callers = BrokerCallers(keeper, SystemClock(), failures.append)
         manifests = ManifestReader(lake.files, InlineOffload())
-        app = build_lake_app(keeper, "127.0.0.1", lake.catalog, tokens or Tokens(), manifests, access, callers=callers)
+        app = build_lake_app(
+            keeper, "127.0.0.1", lake.catalog, tokens or Tokens(), manifests, access, callers=callers, backups=backups
+        )
         lake.ask = AsgiClient(app)
         try:
             yield lake

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
@@ -61,6 +62,18 @@ class StoredBackups:
         return sorted(
             backups, key=lambda backup: (backup.id.partition("-")[0], (backup.root and backup.root.begun_ms) or 0)
         )
+
+    async def latest(self) -> BackupRoot | None:
+        """The root of the newest complete backup; None without one. Raises BackupDamaged."""
+        ids = {
+            backup_id for name in await self.target.names(layout.BACKUPS) if (backup_id := layout.backup_id_of(name))
+        }
+        # Ids sort by the second; two backups of one second by their roots.
+        for _, group in groupby(sorted(ids, reverse=True), key=lambda backup_id: backup_id.partition("-")[0]):
+            roots = [root for backup_id in group if (root := await self._root_or_none(backup_id)) is not None]
+            if roots:
+                return max(roots, key=lambda root: root.begun_ms)
+        return None
 
     async def _root_or_none(self, backup_id: str) -> BackupRoot | None:
         name = layout.root_name(backup_id)

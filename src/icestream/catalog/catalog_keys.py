@@ -204,13 +204,15 @@ def page_token(name: str) -> str:
 
 def key_after(prefix: str, token: str) -> str:
     """Returns the key after which the page of a token begins; an empty token is the first page."""
-    if not token:
-        return ""
+    return prefix + _escape(name_of_token(token)) if token else ""
+
+
+def name_of_token(token: str) -> str:
+    """Returns the name behind which the page of a token begins. Raises InvalidInput."""
     try:
-        name = base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True).decode()
+        return base64.b64decode(token + "=" * (-len(token) % 4), b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
         raise errors.InvalidInput(f"invalid page token: {short_repr(token)}") from None
-    return prefix + _escape(name)
 
 
 def lease_key(name: str) -> str:

@@ -14,7 +14,7 @@ told that it needs one, wherever the name is not visible, whether it exists or n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -123,6 +123,28 @@ class CatalogRights:
         """
         records = {identifier: await self._record(identifier, kind) for identifier in needed}
         resources = {identifier: relation_resources(identifier, records[identifier]) for identifier in needed}
+        existing = {identifier for identifier, record in records.items() if record is not None}
+        await self._require(needed, resources, existing, kind, more, repeat)
+        return records
+
+    async def require_resources(
+        self, identifier: Identifier, resources: Sequence[Resource], *actions: Action, exists: bool
+    ) -> None:
+        """As `require_relation`, for a table of a view, whose resources the view knows: no record of today has them.
+        Raises UnknownTable, PermissionDenied, Unauthenticated."""
+        existing = {identifier} if exists else set[Identifier]()
+        await self._require({identifier: actions}, {identifier: resources}, existing, relation_plans.TABLE)
+
+    async def _require(
+        self,
+        needed: Mapping[Identifier, Actions],
+        resources: Mapping[Identifier, Sequence[Resource]],
+        existing: Container[Identifier],
+        kind: str,
+        more: Iterable[Right] = (),
+        repeat: IdempotentRequest | None = None,
+    ) -> None:
+        """The decision of `require_relations`. `resources`: of each table; `existing`: those that are there."""
         own: list[Right] = []
         rights: list[Right] = []
         for identifier, actions in needed.items():
@@ -137,16 +159,15 @@ class CatalogRights:
             is_described = all(list(islice(answers, len(resources[identifier]))))
             has_all = list(islice(answers, len(actions) * len(resources[identifier])))
             is_visible = is_described or (bool(has_all) and all(has_all))
-            if records[identifier] is None and repeat is not None and await self._is_done(repeat):
+            if identifier not in existing and repeat is not None and await self._is_done(repeat):
                 continue
-            if records[identifier] is None or not is_visible:
+            if identifier not in existing or not is_visible:
                 await self._record_hidden(*resources[identifier])
                 # The name is absent, or hidden: the same answer, by the rights to the name alone.
                 if self.caller.is_anonymous and not is_named:
                     raise self.caller.unauthenticated()
                 _ABSENT[kind](identifier, None)
         await self.caller.require([*own, *more])
-        return records
 
     async def _record_hidden(self, *resources: Resource) -> None:
         """A request for what is not visible is a denial of the audit, although its answer does not say so."""
@@ -165,9 +186,14 @@ class CatalogRights:
     # --- what a listing shows ---
 
     async def visible_relations(self, relations: Sequence[tuple[Identifier, Relation]]) -> list[bool]:
-        resources = [relation_resources(identifier, record) for identifier, record in relations]
-        answers = iter(await self.caller.allows([(_DESCRIBE, resource) for group in resources for resource in group]))
-        return [all(list(islice(answers, len(group)))) for group in resources]
+        return await self.visible_resources(
+            [relation_resources(identifier, record) for identifier, record in relations]
+        )
+
+    async def visible_resources(self, groups: Sequence[Sequence[Resource]]) -> list[bool]:
+        """Whether the caller may describe all resources of each group."""
+        answers = iter(await self.caller.allows([(_DESCRIBE, resource) for group in groups for resource in group]))
+        return [all(list(islice(answers, len(group)))) for group in groups]
 
     async def visible_namespaces(self, namespaces: Sequence[Namespace]) -> list[bool]:
         return await self.caller.allows([(_DESCRIBE, namespace_resource(*namespace)) for namespace in namespaces])

@@ -19,6 +19,7 @@ from icestream.lake.http import ConnectionSlots
 from icestream.lake.iceberg import responses
 from icestream.lake.iceberg.access import NO_ACCESS, Access
 from icestream.lake.iceberg.app import IcebergApp, as_asgi
+from icestream.lake.iceberg.backup_view import ReadableBackups
 from icestream.lake.operations import TopicTableOperations
 from icestream.lake.request_caller import RequestCallers
 from icestream.lake.request_metrics import RequestMetrics
@@ -76,13 +77,15 @@ def build_lake_app(
     slots: ConnectionSlots | None = None,
     host_names: frozenset[str] | None = None,
     callers: RequestCallers | None = None,
+    backups: ReadableBackups | None = None,
 ) -> LakeApp:
-    """The application with its two parts, which share the request metrics. Parameters as in `build_app`."""
+    """The application with its two parts, which share the request metrics. Parameters as in `build_app`; `backups`: as
+    in IcebergApp."""
     request_metrics = request_metrics or RequestMetrics()
     return LakeApp(
         build_app(
             keeper, host, request_metrics, catalog, manifests, tokens, scans, operations, slots, host_names, callers
         ),
-        IcebergApp(catalog, tokens, request_metrics, host, access, host_names, callers),
+        IcebergApp(catalog, tokens, request_metrics, host, access, host_names, callers, backups),
         keeper,
     )

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from icestream import limits
+from icestream.backup.backup_target import open_target
+from icestream.backup.viewed_backups import ViewedBackups
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.operations.file_rules import FileRules
 from icestream.catalog.tokens import read_tokens
@@ -165,6 +167,7 @@ async def run_lake(
             slots,
             known_host_names(settings, "lake"),
             callers,
+            _readable_backups(settings, clock, closing),
         )
         listening = bind_listener(settings.node.bind_host, settings.ports.lake)
         port = listening.getsockname()[1]
@@ -233,6 +236,20 @@ def _access(settings: Settings, clock: Clock, closing: contextlib.AsyncExitStack
     roots = table_roots(settings)
     delegated = _delegated_access(store, roots, clock, closing) if store.kind == "s3" else None
     return Access.of(store, settings.lake.share_keys, roots, delegated)
+
+
+def _readable_backups(settings: Settings, clock: Clock, closing: contextlib.AsyncExitStack) -> ViewedBackups | None:
+    """The backups of the target of this node, for views of the catalog; None without a target."""
+    location = settings.backup.target
+    if location is None:
+        return None
+    threads = ThreadOffload("backup-views")
+    closing.callback(threads.close)
+    # Nothing is written: the folder for temporary files is never used.
+    spool = settings.data_dir.absolute()
+    return ViewedBackups(
+        lambda: open_target(location, store_options(settings), clock, SystemRandomness(), threads, spool)
+    )
 
 
 def _delegated_access(

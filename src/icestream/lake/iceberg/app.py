@@ -22,6 +22,8 @@ from icestream.lake.catalog_rights import CatalogRights
 from icestream.lake.guard import Guard, GuardPolicy
 from icestream.lake.iceberg import responses, routes
 from icestream.lake.iceberg.access import NO_ACCESS, Access
+from icestream.lake.iceberg.backup_view import BACKUP, ReadableBackups
+from icestream.lake.iceberg.lake_views import LakeViews
 from icestream.lake.iceberg.request import IcebergRequest, decode_segment
 from icestream.lake.iceberg.responses import IcebergResponse, compress
 from icestream.lake.iceberg.token_endpoint import issue_token
@@ -52,10 +54,13 @@ class IcebergApp:
         access: Access = NO_ACCESS,
         host_names: frozenset[str] | None = None,
         callers: RequestCallers | None = None,
+        backups: ReadableBackups | None = None,
     ) -> None:
         """`catalog` is None if the tables of the node are in another catalog. `tokens` are for brokers without
-        accounts; `callers` identifies the callers of requests; None: security is off."""
+        accounts; `callers` identifies the callers of requests; None: security is off. `backups`: those that
+        views show; None without a target."""
         self._catalog = catalog
+        self._backups = backups
         self._access = access
         self._tokens = tokens
         self._metrics = request_metrics
@@ -81,12 +86,10 @@ class IcebergApp:
         await as_asgi(response)(scope, receive, send)
 
     async def _handle(self, scope: Scope, request: IcebergRequest, route: routes.Route | None) -> IcebergResponse:
-        # Engines read the configuration before they have logged in: it tells them where tokens are.
-        is_open = request.path == routes.CONFIG_PATH and request.method == "GET" and not self._tokens
         address = client_address(scope)
         try:
-            if is_open and self._catalog is not None:
-                return await routes.config(self._catalog, request)
+            if self._is_open(request) and self._catalog is not None:
+                return await self._config(self._catalog, request)
             if request.path == routes.TOKENS_PATH:
                 return await issue_token(self._callers, request, address)
             authorization = request.headers(b"authorization")
@@ -104,14 +107,32 @@ class IcebergApp:
             _log.error("internal error in catalog request", method=request.method, route=path, exc_info=error)
             return responses.error_response(errors.IcestreamError("internal error; see the log of the lake process"))
 
+    def _is_open(self, request: IcebergRequest) -> bool:
+        """Whether the request needs no credential. Engines read the configuration before they have logged in: it tells
+        them where tokens are. Which backups there are is told after a login only."""
+        is_config = request.path == routes.CONFIG_PATH and request.method == "GET" and not self._tokens
+        return is_config and not (request.parameter("warehouse") or "").startswith(BACKUP)
+
+    async def _config(self, catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+        request.view = await self._views(catalog).of_warehouse(request.parameter("warehouse"))
+        return await routes.config(catalog, request)
+
+    def _views(self, catalog: Catalog) -> LakeViews:
+        return LakeViews(catalog.warehouse, lambda: catalog.clock.wall_us() // 1000, self._backups)
+
     async def _answer(
         self, request: IcebergRequest, route: routes.Route | None, caller: RequestCaller
     ) -> IcebergResponse:
         if route is None or self._catalog is None:
             return responses.status_response(404, "No route for this path" if route is None else _NO_CATALOG)
         endpoint = route.methods.get(request.method)
+        name = request.parameter("warehouse") if request.prefix is None else decode_segment(request.prefix)
+        if (name or "").startswith(BACKUP) and caller.is_secured and caller.is_anonymous:
+            raise caller.unauthenticated()
+        if request.path == routes.CONFIG_PATH and endpoint is not None:
+            return await self._config(self._catalog, request)
         if request.prefix is not None:
-            request.view = routes.views_of(self._catalog).of_name(decode_segment(request.prefix))
+            request.view = await self._views(self._catalog).of_name(name or "")
             endpoint = route.view_methods.get(request.method)
             if endpoint is None:
                 raise errors.PermissionDenied(f"view {request.view.name} is read-only: {request.method} is refused")

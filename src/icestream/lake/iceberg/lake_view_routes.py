@@ -1,7 +1,4 @@
-"""Tables in the read-only views of the lake (lake_views.py), in Iceberg's REST protocol.
-
-Namespaces are those of today, by the same handlers as for the live tables (routes.py).
-"""
+"""Namespaces and tables in the read-only views of the lake (lake_views.py), in Iceberg's REST protocol."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ from icestream.iceberg.table_metadata import TableMetadata
 from icestream.lake.iceberg import responses
 from icestream.lake.iceberg.access import NO_TABLE_ACCESS, VENDED_CREDENTIALS, TableAccess, mechanisms
 from icestream.lake.iceberg.delegated_access import access_scope
-from icestream.lake.iceberg.lake_views import LakeView
-from icestream.lake.iceberg.request import IcebergRequest
+from icestream.lake.iceberg.lake_view import LakeView
+from icestream.lake.iceberg.request import IcebergRequest, parse_namespace
 from icestream.lake.iceberg.responses import NO_CONTENT, IcebergResponse
 from icestream.lake.iceberg.table_routes import has_version, snapshots_parameter
 
@@ -21,10 +18,27 @@ def _view_of(request: IcebergRequest) -> LakeView:
     return request.view
 
 
+async def list_namespaces(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    parent_text = request.parameter("parent")
+    parent = parse_namespace(parent_text) if parent_text else ()
+    page = await _view_of(request).list_namespaces(catalog, parent, *request.page(), request.rights)
+    return responses.namespaces_response(parent, page.names, page.token)
+
+
+async def load_namespace(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    namespace = request.namespace
+    properties = await _view_of(request).load_namespace(catalog, namespace)
+    return responses.json_response({"namespace": namespace, "properties": properties})
+
+
+async def namespace_exists(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
+    await _view_of(request).load_namespace(catalog, request.namespace)
+    return NO_CONTENT
+
+
 async def list_tables(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
     namespace = request.namespace
-    is_visible = None if request.rights is None else request.rights.visible_relations
-    page = await _view_of(request).list(catalog, namespace, *request.page(), is_visible)
+    page = await _view_of(request).list(catalog, namespace, *request.page(), request.rights)
     return responses.identifiers_response(namespace, page.names, page.token)
 
 
@@ -54,7 +68,7 @@ async def load_credentials(catalog: Catalog, request: IcebergRequest) -> Iceberg
 async def _read_access(catalog: Catalog, request: IcebergRequest) -> TableAccess:
     """Keys that read the table's files; none without accounts, because the node's own keys also write."""
     delegated = request.access.delegated
-    if request.rights is None or delegated is None:
+    if request.rights is None or delegated is None or not _view_of(request).shows_live_files:
         return NO_TABLE_ACCESS
     live = (await catalog.tables.load(request.relation)).table
     scope = await access_scope(catalog, request.rights, request.relation, live)

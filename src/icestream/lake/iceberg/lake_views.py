@@ -5,6 +5,7 @@ which becomes the prefix of all routes (ADR 73).
     at:TIME     each table at the snapshot that was current then: `at:2026-07-01`, `at:2026-07-01T12:00:00Z`,
                 `at:1782907200000` (ms). Without a zone it is UTC
     at:TAG      each table that has this tag or branch, at it
+    backup:ID   the tables of a backup of `backup.target`, where it lies; `backup:latest`: of the newest one
     all else    404: a misspelt view must never be the live tables (hazard 93)
 
 A view has one canonical name, which is the prefix: names of one view are one view for every cache.
@@ -13,7 +14,6 @@ A view has one canonical name, which is the prefix: names of one view are one vi
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -22,13 +22,16 @@ from icestream import errors, limits
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.catalog_records import Relation
 from icestream.catalog.operations.namespace_operations import NamePage
-from icestream.catalog.operations.relation_lookup import VisibleRelations
 from icestream.iceberg import past_tables
 from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.iceberg.location import normalize_or_none
 from icestream.iceberg.past_tables import ExpiredHistory
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import short_repr
+from icestream.lake.catalog_rights import CatalogRights
+from icestream.lake.iceberg.backup_view import BACKUP, BackupView, ReadableBackups
+from icestream.lake.iceberg.lake_view import LakeView
+from icestream.security.action import Action
 
 # Names that clients send without being told to, or that their guides tell everybody to set. All are the live tables.
 LIVE_WAREHOUSES: Final = {
@@ -42,38 +45,31 @@ _AT: Final = "at:"
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d([T ].*)?")
 _MILLISECONDS: Final = re.compile(r"\d{12,14}")
 _TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-_FORMS: Final = "none for the live tables; at:TIME or at:TAG for a read-only view"
-
-
-class LakeView(ABC):
-    """A read-only view of the whole lake. `name`: its canonical name, which is the prefix of its routes."""
-
-    name: str
-
-    @abstractmethod
-    async def load(self, catalog: Catalog, identifier: Identifier) -> tuple[str, TableMetadata]:
-        """Returns a table in the view, and what identifies this version of it. Raises UnknownTable."""
-
-    @abstractmethod
-    async def list(
-        self,
-        catalog: Catalog,
-        namespace: Namespace,
-        token: str | None,
-        size: int | None,
-        is_visible: VisibleRelations | None,
-    ) -> NamePage:
-        """Returns the names of the tables of a namespace that are in the view. Raises UnknownNamespace."""
+_FORMS: Final = "none for the live tables; at:TIME, at:TAG or backup:ID for a read-only view"
 
 
 class PastView(LakeView):
-    """The live tables as they were at a time, or at a tag."""
+    """The live tables as they were at a time, or at a tag. Namespaces are those of today."""
+
+    shows_live_files = True
 
     def __init__(self, name: str, time_ms: int | None = None, reference: str = "") -> None:
         """`reference`: the branch or tag, for a view without a time."""
         self.name = name
         self._time_ms = time_ms
         self._reference = reference
+
+    async def require(self, catalog: Catalog, rights: CatalogRights, identifier: Identifier, *actions: Action) -> None:
+        await rights.require_relation(identifier, *actions)
+
+    async def list_namespaces(
+        self, catalog: Catalog, parent: Namespace, token: str | None, size: int | None, rights: CatalogRights | None
+    ) -> NamePage:
+        is_visible = None if rights is None else rights.visible_namespaces
+        return await catalog.namespaces.list(parent, token, size, is_visible)
+
+    async def load_namespace(self, catalog: Catalog, namespace: Namespace) -> dict[str, str]:
+        return await catalog.namespaces.load(namespace)
 
     async def load(self, catalog: Catalog, identifier: Identifier) -> tuple[str, TableMetadata]:
         live = await catalog.tables.load(identifier)
@@ -89,15 +85,10 @@ class PastView(LakeView):
         return f"{self.name} {live.location}", table
 
     async def list(
-        self,
-        catalog: Catalog,
-        namespace: Namespace,
-        token: str | None,
-        size: int | None,
-        is_visible: VisibleRelations | None,
+        self, catalog: Catalog, namespace: Namespace, token: str | None, size: int | None, rights: CatalogRights | None
     ) -> NamePage:
         async def is_shown(relations: Sequence[tuple[Identifier, Relation]]) -> list[bool]:
-            visibility = [True] * len(relations) if is_visible is None else await is_visible(relations)
+            visibility = [True] * len(relations) if rights is None else await rights.visible_relations(relations)
             return [
                 is_allowed and await self._has(catalog, identifier)
                 for (identifier, _), is_allowed in zip(relations, visibility, strict=True)
@@ -121,21 +112,26 @@ class PastView(LakeView):
 class LakeViews:
     """Finds views by their names."""
 
-    def __init__(self, warehouse: str, now_ms: Callable[[], int]) -> None:
-        """`warehouse`: its location, by which clients may call the live tables."""
+    def __init__(self, warehouse: str, now_ms: Callable[[], int], backups: ReadableBackups | None = None) -> None:
+        """`warehouse`: its location, by which clients may call the live tables. `backups`: those of `backup.target`;
+        None without a target."""
         self._warehouse = normalize_or_none(warehouse)
         self._now_ms = now_ms
+        self._backups = backups
 
-    def of_warehouse(self, name: str | None) -> LakeView | None:
+    async def of_warehouse(self, name: str | None) -> LakeView | None:
         """Returns the view that a client names as its warehouse; None for the live tables. Raises UnknownWarehouse."""
         if name is None or name in LIVE_WAREHOUSES:
             return None
         if "/" in name and self._warehouse is not None and normalize_or_none(name) == self._warehouse:
             return None
-        return self.of_name(name)
+        return await self.of_name(name)
 
-    def of_name(self, name: str) -> LakeView:
-        """Returns the view of a name, such as a prefix. Raises UnknownWarehouse."""
+    async def of_name(self, name: str) -> LakeView:
+        """Returns the view of a name, such as a prefix. Raises UnknownWarehouse, InvalidInput for an encrypted
+        backup."""
+        if name.startswith(BACKUP):
+            return await self._of_backup(name.removeprefix(BACKUP))
         if name.startswith(_AT) and len(name) <= limits.CATALOG_VIEW_NAME_LENGTH_MAX:
             moment = name.removeprefix(_AT)
             time_ms = parse_time(moment)
@@ -149,6 +145,14 @@ class LakeViews:
             if _TAG.fullmatch(moment) is not None and not moment[:1].isdigit():
                 return PastView(name, reference=moment)
         raise errors.UnknownWarehouse(f"there is no warehouse {short_repr(name)}", hint=_FORMS)
+
+    async def _of_backup(self, backup: str) -> LakeView:
+        if self._backups is None:
+            raise errors.UnknownWarehouse(
+                f"there is no warehouse {short_repr(BACKUP + backup)}: this node has no backup target",
+                hint="set `backup.target`",
+            )
+        return await BackupView.open(self._backups, backup)
 
 
 def parse_time(text: str) -> int | None:

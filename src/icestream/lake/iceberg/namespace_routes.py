@@ -15,9 +15,7 @@ async def list_namespaces(catalog: Catalog, request: IcebergRequest) -> IcebergR
     parent = parse_namespace(parent_text) if parent_text else ()
     is_visible = None if request.rights is None else request.rights.visible_namespaces
     page = await catalog.namespaces.list(parent, *request.page(), is_visible)
-    return responses.json_response(
-        {"namespaces": [[*parent, name] for name in page.names], "next-page-token": page.token}
-    )
+    return responses.namespaces_response(parent, page.names, page.token)
 
 
 async def create_namespace(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:

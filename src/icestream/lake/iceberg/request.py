@@ -23,7 +23,7 @@ from icestream.lake.iceberg.access import HEADER, NO_ACCESS, Access
 
 if TYPE_CHECKING:
     from icestream.lake.iceberg.delegated_access import SignableFile
-    from icestream.lake.iceberg.lake_views import LakeView
+    from icestream.lake.iceberg.lake_view import LakeView
 
 FORCE: Final = "icestream-force"
 _QUERY_FIELDS_MAX: Final = 32
@@ -36,7 +36,8 @@ _KEY_END: Final = re.compile(rb'"[ \t\r\n]*:')
 class IcebergRequest:
     """One request. `raw` is the body, `segments` the parts of the path after /v1, `access` what this node grants.
 
-    `prefix`: the name of a view before them, encoded; None: the live tables. `view`: that view, for routes of views.
+    `prefix`: the name of a view before them, encoded; None: the live tables. `view`: that view, for routes of views;
+    for /v1/config the view that it is asked for.
     `rights`: those of the caller in the catalog; None while security is off. `guard`: what the transaction of the
     request must compare, because rights were decided by it. `signable`: the request to the object store that it wants
     to be signed, and may.

@@ -116,6 +116,10 @@ def identifiers_response(namespace: Sequence[str], names: Sequence[str], token: 
     return json_response({"identifiers": entries, "next-page-token": token})
 
 
+def namespaces_response(parent: Sequence[str], names: Sequence[str], token: str | None) -> IcebergResponse:
+    return json_response({"namespaces": [[*parent, name] for name in names], "next-page-token": token})
+
+
 def transaction_response(tables: Mapping[Identifier, CommittedTable]) -> IcebergResponse:
     """The response to a transaction: 204, or the tables in which it repeats an earlier commit (hazards 14, 47).
 

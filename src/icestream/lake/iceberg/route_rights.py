@@ -98,6 +98,16 @@ def relation(*actions: Action, kind: str = relation_plans.TABLE) -> RouteRights:
     return require
 
 
+def relation_of_view(*actions: Action) -> RouteRights:
+    """The table of the path in a view of the lake, for these actions."""
+
+    async def require(catalog: Catalog, request: IcebergRequest, rights: CatalogRights) -> None:
+        assert request.view is not None  # a route of views
+        await request.view.require(catalog, rights, request.relation, *actions)
+
+    return require
+
+
 def create(places_files: bool) -> RouteRights:
     """A new table (`places_files`) or view, whose name is in the body."""
 

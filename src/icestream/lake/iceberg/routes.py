@@ -10,7 +10,6 @@ from icestream.catalog.catalog import Catalog
 from icestream.catalog.plans import relation_plans
 from icestream.iceberg.values import Object
 from icestream.lake.iceberg import lake_view_routes, namespace_routes, route_rights, table_routes, view_routes
-from icestream.lake.iceberg.lake_views import LakeViews
 from icestream.lake.iceberg.request import IcebergRequest
 from icestream.lake.iceberg.responses import IcebergResponse, json_response
 from icestream.lake.iceberg.route_rights import RouteRights
@@ -27,16 +26,10 @@ class IcebergEndpoint(NamedTuple):
 
 
 async def config(catalog: Catalog, request: IcebergRequest) -> IcebergResponse:
-    """The configuration for clients of the live tables, or of the view that the `warehouse` parameter names. Raises
-    UnknownWarehouse."""
-    view = views_of(catalog).of_warehouse(request.parameter("warehouse"))
+    """The configuration for clients of the live tables, or of the view that the `warehouse` parameter names."""
+    view = request.view
     document = _CONFIG if view is None else {**_VIEW_CONFIG, "overrides": {"prefix": view.name}}
     return json_response({**document, "defaults": request.access.defaults})
-
-
-def views_of(catalog: Catalog) -> LakeViews:
-    """The read-only views of the lake of this catalog."""
-    return LakeViews(catalog.warehouse, lambda: catalog.clock.wall_us() // 1000)
 
 
 _NAMESPACE: Final = "/v1/namespaces/{namespace}"
@@ -82,14 +75,14 @@ ROUTES: Final[dict[tuple[str, str], IcebergEndpoint]] = {
 }
 # Below the prefix of a view; anything else there is refused, whatever the rights.
 VIEW_ROUTES: Final[dict[tuple[str, str], IcebergEndpoint]] = {
-    ("GET", "/v1/namespaces"): ROUTES["GET", "/v1/namespaces"],
-    ("GET", _NAMESPACE): ROUTES["GET", _NAMESPACE],
-    ("HEAD", _NAMESPACE): ROUTES["HEAD", _NAMESPACE],
+    ("GET", "/v1/namespaces"): IcebergEndpoint(lake_view_routes.list_namespaces, route_rights.list_namespaces),
+    ("GET", _NAMESPACE): IcebergEndpoint(lake_view_routes.load_namespace, route_rights.see_namespace),
+    ("HEAD", _NAMESPACE): IcebergEndpoint(lake_view_routes.namespace_exists, route_rights.see_namespace),
     ("GET", f"{_NAMESPACE}/tables"): IcebergEndpoint(lake_view_routes.list_tables, route_rights.see_namespace),
-    ("GET", _TABLE): IcebergEndpoint(lake_view_routes.load_table, route_rights.relation(Action.TABLE_READ)),
-    ("HEAD", _TABLE): IcebergEndpoint(lake_view_routes.table_exists, route_rights.relation()),
+    ("GET", _TABLE): IcebergEndpoint(lake_view_routes.load_table, route_rights.relation_of_view(Action.TABLE_READ)),
+    ("HEAD", _TABLE): IcebergEndpoint(lake_view_routes.table_exists, route_rights.relation_of_view()),
     ("GET", f"{_TABLE}/credentials"): IcebergEndpoint(
-        lake_view_routes.load_credentials, route_rights.relation(Action.TABLE_READ)
+        lake_view_routes.load_credentials, route_rights.relation_of_view(Action.TABLE_READ)
     ),
 }
 
