@@ -606,6 +606,9 @@ RESTORE_FILES_AT_ONCE: Final = 4
 RESTORE_DEFINITIONS_AT_ONCE: Final = 32
 # Names and windows of producers in one call of a restore, 64 batches in each window: below LOCAL_CALL_BYTES_MAX.
 RESTORE_WINDOWS_AT_ONCE: Final = 1_000
+# A restore in place waits so long for the lake process, which drops the table of the topic that was replaced.
+RESTORE_ADOPTION_ATTEMPTS: Final = 120
+RESTORE_ADOPTION_SECONDS: Final = 0.5
 # How long a restore that was interrupted can be continued.
 RESTORE_AGE_MS: Final = 30 * 24 * 3_600_000
 # The name of a view of the lake, in a path: the longest is a tag or the id of a backup, with its kind before it.

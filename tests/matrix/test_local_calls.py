@@ -151,6 +151,7 @@ CALLS: dict[str, Call] = {
     "restore_sessions": of_cluster("admin", errors.InvalidInput.code, backup="b", shard=0, blocks=[]),
     "restore_accounts": of_cluster("admin", backup="b", entries=[]),
     "restore_finish": of_cluster("admin", backup="b"),
+    "restore_live": of_cluster("admin", topic="/shop/absent"),
     "restore_allocate": of_cluster("admin", backup="b", topic="/shop/restored"),
     "restore_topic": of_cluster(
         "admin", errors.LeaseLost.code, backup="b", topic="/shop/absent", record=TOPIC_RECORD, shards=[[0, 0, 1]]

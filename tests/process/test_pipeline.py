@@ -164,6 +164,18 @@ def test_a_topic_is_restored_from_a_backup_beside_the_live_one(run: PipelineRun,
         run.icestream("lake", "commit-now", "/default/again", "--wait", "120")
         assert offsets() == [*range(8), restored["next_offsets"]["0"]]
         check_restored()
+        # In place, over the live topic: it keeps its name and its table's name, and loses what came after the cut.
+        command = ("backup", "restore", backup["id"], "--topics", "/default/saved", "--in-place", *target)
+        refusal = run.refusal(*command)
+        assert "/default/saved: 2 messages will be lost" in refusal
+        assert "--yes" in refusal
+        (replaced,) = run.icestream(*command, "--yes")["topics"]
+        assert (replaced["topic"], replaced["table"], replaced["messages"]) == ("/default/saved", "default.saved", 8)
+        run.produce("/default/saved", 1)
+        run.icestream("lake", "commit-now", "/default/saved", "--wait", "120")
+        rows = catalog.load_table("default.saved").scan().to_arrow()["offset"].to_pylist()
+        assert sorted(rows) == [*range(8), replaced["next_offsets"]["0"]]
+        assert run.verified("/default/saved", "--deep")["is_good"]
 
 
 @pytest.mark.timeout(300)

@@ -98,6 +98,19 @@ class BackupWorld:
         if is_floor_moved:
             await self.node.ingest.committed([(self.lake.topic_id, 0, end)])
 
+    async def restart(self) -> None:
+        """Stops the node and starts it again over the same files."""
+        settings = self.node.settings
+        self.link.close()
+        await self.node.stop()
+        self.node = await BrokerNode.start(settings)
+        self.link = await open_link(settings.local_socket, "test")
+        if self.lake is not None:
+            topic, topic_id = self.lake.topic, self.lake.topic_id
+            self.lake = TopicLake(
+                self.folder / "warehouse", self.node.store, SystemClock(), topic=topic, topic_id=topic_id
+            )
+
     def stored(self, key: BackupKey | None = None) -> StoredBackups:
         return StoredBackups(self.target, key)
 

@@ -12,6 +12,7 @@ from icestream import errors
 from icestream.backup.backup_root import BackupRoot
 from icestream.backup.encryption import BackupKey
 from icestream.catalog.catalog import Catalog
+from icestream.catalog.cleanup.deleted_topic_tables import DeletedTopicTables
 from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.identifier import Identifier
@@ -44,6 +45,7 @@ class RestoreWorld:
 
     async def adopt(self, topic: TopicName, table: Identifier, metadata_file: str) -> None:
         catalog = self.catalog
+        await self.clean_up()  # as the lake process does: it drops the table of a topic that was replaced
         for depth in range(1, len(table.namespace) + 1):
             try:
                 await catalog.namespaces.create(table.namespace[:depth], {})
@@ -61,12 +63,23 @@ class RestoreWorld:
             shards[number] = ShardLog(stream.epoch, earliest, max(earliest, stream.synced))
         await catalog.topics.adopt(table, TopicLog(str(topic), record.id, shards), [Consent.GAP])
 
+    async def clean_up(self) -> None:
+        cleanup = DeletedTopicTables(self.catalog.store, self.catalog.topics, self.catalog.tables)
+        async for _ in cleanup.work():
+            pass
+
     async def restore(
-        self, root: BackupRoot, name: TopicName = BESIDE, key: BackupKey | None = None, **more: Any
+        self,
+        root: BackupRoot,
+        name: TopicName = BESIDE,
+        key: BackupKey | None = None,
+        *,
+        is_in_place: bool = False,
+        **more: Any,
     ) -> RestoredTopic:
         """Restores the topic ORDERS under a name."""
         (cut,) = [topic for topic in root.topics if topic.name == str(ORDERS)]
-        run = self.run_of(RestorePlan([(cut, name)]), key, **more)
+        run = self.run_of(RestorePlan([(cut, name)], is_in_place=is_in_place), key, **more)
         (restored,) = await run.run(root)
         return restored
 

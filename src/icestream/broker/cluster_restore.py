@@ -31,7 +31,7 @@ from icestream.broker.schema_registry_records import (
     subject_key,
 )
 from icestream.broker.storage import PersistentStorage
-from icestream.broker.topic_restore import RESTORES, RestoreRecord, restore_key
+from icestream.broker.topic_restore import RESTORES, RestoreRecord, restore_key, staged_names_prefix
 from icestream.broker.topic_tombstones import chunks
 from icestream.metadata.command import Absent, Operation, Put, PutWithTtl
 from icestream.metadata.store import MetadataStore
@@ -168,7 +168,8 @@ class ClusterRestore:
         entry = await self._store.get(key)
         if entry is None:
             raise errors.LeaseLost(f"the restore of {topic} was not begun, or it is over", hint="restore again")
-        topic_id = records.decode(RestoreRecord, key, entry.value).topic_id
+        restore = records.decode(RestoreRecord, key, entry.value)
+        topic_id = restore.topic_id
         if not producers:
             return
         first_id = await self._store.allocate_id("producer", len(producers))
@@ -182,7 +183,12 @@ class ClusterRestore:
                 restored.sent.extend(StoredBatch(*batch, 0) for batch in window.batches)
                 windows.append((ShardKey(topic_id, window.shard), producer_id, restored))
             record = msgspec.structs.replace(producer.record, id=producer_id)
-            names.append(put_name(records.producer_key(topic, producer.name), records.encode(record)))
+            name = records.producer_key(topic, producer.name)
+            if restore.replaces:  # the name is the live topic's until it is replaced
+                staged = staged_names_prefix(backup_id, topic) + name
+                names.append(PutWithTtl(staged, records.encode(record), limits.RESTORE_AGE_MS))
+            else:
+                names.append(put_name(name, records.encode(record)))
         # Windows before names: a name whose windows were lost would let a repeat be stored again.
         await self._storage.restore_windows(windows)
         for chunk in chunks(names):

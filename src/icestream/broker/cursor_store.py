@@ -89,6 +89,25 @@ class CursorStore:
                 self._changed.pop(key, None)
             on_deleted()
 
+    async def replace(
+        self,
+        keys: Sequence[str],
+        compare: Sequence[Compare],
+        operations: Sequence[Operation],
+        on_replaced: Callable[[], None],
+    ) -> bool:
+        """Applies a transaction that writes other cursors at these keys, then calls `on_replaced`.
+
+        Returns False if a comparison failed: then nothing was changed.
+        """
+        async with self._write_lock:
+            if not (await self._store.txn(compare, operations)).held:
+                return False
+            for key in keys:
+                self._changed.pop(key, None)
+            on_replaced()
+            return True
+
     async def flush(self) -> None:
         """Writes all cursors that are marked as changed."""
         async with self._write_lock:

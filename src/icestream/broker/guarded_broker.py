@@ -429,23 +429,31 @@ class GuardedBroker:
         self._require(Action.ADMIN, CLUSTER)
         return await self._broker.undelete_topic(name, topic_id)
 
-    async def allocate_restore(self, backup_id: str, name: TopicName, policies: PolicyValues) -> RestoreRecord:
+    async def live_topic(self, name: TopicName) -> BrokerTopic | None:
         self._require_restore(name)
-        return await self._broker.allocate_restore(backup_id, name, policies)
+        return await self._broker.live_topic(name)
+
+    async def allocate_restore(
+        self, backup_id: str, name: TopicName, policies: PolicyValues, *, is_in_place: bool = False
+    ) -> RestoreRecord:
+        self._require_restore(name, is_in_place=is_in_place)
+        return await self._broker.allocate_restore(backup_id, name, policies, is_in_place=is_in_place)
 
     async def restore_topic(self, topic: BackedUpTopic) -> BrokerTopic:
-        self._require_restore(topic.name)
+        self._require_restore(topic.name, is_in_place=topic.is_in_place)
         return await self._broker.restore_topic(topic)
 
     async def end_restore(self, backup_id: str, name: TopicName) -> None:
         self._require_restore(name)
         await self._broker.end_restore(backup_id, name)
 
-    def _require_restore(self, name: TopicName) -> None:
+    def _require_restore(self, name: TopicName, *, is_in_place: bool = False) -> None:
         """The records of a restored topic are those of the backup, so an administrator restores; also an administrator
         makes no topic of the broker, whose events would be those of the backup (hazard 121)."""
         self._require(Action.ADMIN, CLUSTER)
         self._require(Action.RESTORE, topic_resource(name))
+        if is_in_place:
+            self._require(Action.DELETE, topic_resource(name))
 
     async def cluster_restore(self) -> ClusterRestore:
         """What a restore brings back beside topics, once the session may."""

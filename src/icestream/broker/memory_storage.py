@@ -208,6 +208,15 @@ class MemoryStorage:
     ) -> None:
         await self.cursors.delete(keys, also, on_deleted)
 
+    async def replace_cursors(
+        self,
+        keys: Sequence[str],
+        compare: Sequence[Compare],
+        operations: Sequence[Operation],
+        on_replaced: Callable[[], None],
+    ) -> bool:
+        return await self.cursors.replace(keys, compare, operations, on_replaced)
+
     async def flush_cursors(self) -> None:
         await self.cursors.flush()
 

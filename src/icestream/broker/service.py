@@ -311,9 +311,16 @@ class Broker:
 
         return await self._changes.run(change)
 
-    async def allocate_restore(self, backup_id: str, name: TopicName, policies: PolicyValues) -> RestoreRecord:
-        """Begins or continues the restore of a topic. `policies`: of its namespace, if that is missing."""
-        return await self.topics.restores.allocate(backup_id, name, policies)
+    async def live_topic(self, name: TopicName) -> BrokerTopic | None:
+        """The topic that a restore in place would replace; None if the name is free. Raises TopicElsewhere."""
+        return await self.topics.find_live(name)
+
+    async def allocate_restore(
+        self, backup_id: str, name: TopicName, policies: PolicyValues, *, is_in_place: bool = False
+    ) -> RestoreRecord:
+        """Begins or continues the restore of a topic. `policies`: of its namespace, if that is missing.
+        `is_in_place`: a topic of the name may exist, and is replaced."""
+        return await self.topics.restores.allocate(backup_id, name, policies, is_in_place=is_in_place)
 
     async def end_restore(self, backup_id: str, name: TopicName) -> None:
         """Ends the restore of a topic, whose table was adopted."""
@@ -323,7 +330,13 @@ class Broker:
         """Creates a topic of a backup, with its subscriptions at their cursors; its table is adopted afterwards."""
 
         async def change() -> BrokerTopic:
+            if topic.is_in_place and self.mqtt.uses_topic(topic.name):
+                raise errors.InvalidInput(
+                    f"topic {topic.name} stores the messages of an MQTT route, and sessions read them by its id",
+                    hint="take the route out of mqtt.replay and restart the broker first, or use --as",
+                )
             restored = await self.topics.restore(topic)
+            self.schemas.forget(topic.name)
             await self.schemas.load_topic(topic.name)
             if not restored.subscriptions:
                 await self._subscriptions.load(restored)

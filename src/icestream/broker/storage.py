@@ -263,6 +263,19 @@ class PersistentStorage(Protocol):
         """Deletes cursors, with further operations in the same transaction. `on_deleted` marks their sources as
         deleted: after it no write, in flight or later, restores a cursor."""
 
+    async def replace_cursors(
+        self,
+        keys: Sequence[str],
+        compare: Sequence[Compare],
+        operations: Sequence[Operation],
+        on_replaced: Callable[[], None],
+    ) -> bool:
+        """Applies one transaction that writes cursors of another topic at these keys. `on_replaced` marks the former
+        sources as deleted: after it no write, in flight or later, brings them back.
+
+        Returns False if a comparison failed: then nothing was changed.
+        """
+
     async def flush_cursors(self) -> None:
         """Writes all changed cursors."""
 

@@ -10,6 +10,9 @@
     4  table      is detached. What is to be done with it is recorded for the lake process, in the transaction that
                   deletes the DeletedTopicRecord (catalog/cleanup/deleted_topic_tables.py)
 
+A topic that a restore replaces is deleted in the transaction that creates the other one: step 2 is part of it, so
+neither the name nor a subscription is ever without a topic (topic_restore.py).
+
 A start resumes each DeletedTopicRecord with step 2. Step 2 is completed, and recorded as such, before a topic of the
 same name can be created: it would delete that topic's names otherwise. Steps 3 and 4 use the topic's id, which is never
 reused.
@@ -17,7 +20,7 @@ reused.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -28,7 +31,7 @@ from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic_owners import TopicOwners
 from icestream.broker.topic_tombstones import TopicTombstones
 from icestream.catalog.topic_bindings import TopicBindings
-from icestream.metadata.command import Delete, Operation, Put
+from icestream.metadata.command import Delete, DeletePrefix, Operation, Put
 from icestream.metadata.store import MetadataStore
 from icestream.model import shard as shards
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
@@ -39,6 +42,7 @@ from icestream.observability.words import counted
 from icestream.security.security_store import plan_parking
 
 _log = get_logger("broker.deletion")
+_NAMES: Final = (records.SUBSCRIPTIONS, records.PENDING_SUBSCRIPTIONS, records.CONSUMERS, records.PRODUCERS)
 
 
 class Deletion(NamedTuple):
@@ -49,6 +53,14 @@ class Deletion(NamedTuple):
     rest: DeletedRestPolicy
     messages: int  # uncommitted at the decision: discarded, or to be committed
     lost_with: str = ""  # the removed node whose log had an unknown number of uncommitted messages
+
+
+class PlannedReplacement(NamedTuple):
+    """The deletion of a topic in the transaction that creates another one of its name."""
+
+    deleted: records.DeletedTopicRecord
+    operations: list[Operation]
+    cursors: list[str]  # the keys of its cursors
 
 
 class TopicDeletion:
@@ -114,6 +126,35 @@ class TopicDeletion:
             raise errors.NotReady(f"topic {name} was not deleted: grants change all the time", hint="try again")
         self._unfinished[name] = deleted
         return Deletion(await self._table_name(record.id), end, rest, messages)
+
+    async def plan_replacement(
+        self, name: TopicName, record: records.TopicRecord, policies: PolicyValues
+    ) -> PlannedReplacement:
+        """Plans the deletion of a topic that a restore replaces: it can come back within its grace (ADR 74).
+
+        Its table is dropped, because the new one gets its name; uncommitted messages are discarded, because a damaged
+        table may never take them. Grants for exactly this topic stay: they are for the name, which goes on.
+        """
+        below = f"{name.namespace}/{name.name}/"
+        subscriptions, cursors, producers = await self._names(name, record.shards, is_partitioned=record.is_partitioned)
+        deleted = records.DeletedTopicRecord(
+            record.id, name.namespace, name.name, record.shards, record.is_partitioned,
+            self._storage.uncommitted(record.id, record.shards), record.owner, DeletedTablePolicy.DROP,
+            DeletedRestPolicy.DISCARD, policies.table_layout, has_no_names=True,
+        )  # fmt: skip
+        operations: list[Operation] = [
+            Put(records.deleted_topic_key(record.id), records.encode(deleted)),
+            *await self._tombstones.plan_replacement(name, record, [*subscriptions, *cursors, *producers]),
+            Delete(topic_schema_key(name)),
+            *(DeletePrefix(kind + below) for kind in _NAMES),
+            *map(Delete, cursors),
+        ]
+        return PlannedReplacement(deleted, operations, cursors)
+
+    async def finish_replaced(self, name: TopicName, deleted: records.DeletedTopicRecord) -> None:
+        """Completes the deletion of a topic that was replaced; a start, and `finish`, continue it."""
+        self._unfinished[name] = deleted
+        await self.finish(name)
 
     def find_draining(self, name: TopicName) -> records.DeletedTopicRecord | None:
         """The deleted topic of this name, while its rest is being committed; None if there is none."""
@@ -194,21 +235,28 @@ class TopicDeletion:
 
     async def _delete_names(self, name: TopicName, deleted: records.DeletedTopicRecord) -> None:
         """Step 2. The cursors first: their keys are found by the subscriptions, which must still be there."""
+        subscriptions, cursors, producers = await self._names(
+            name, deleted.shards, is_partitioned=deleted.is_partitioned
+        )
+        await self._tombstones.copy_names(deleted.id, [*subscriptions, *cursors, *producers])
+        await self._storage.delete_cursors(cursors)
+        for kind in _NAMES:
+            await self._store.delete_prefix(f"{kind}{name.namespace}/{name.name}/")
+
+    async def _names(
+        self, name: TopicName, shards: int, *, is_partitioned: bool
+    ) -> tuple[list[str], list[str], list[str]]:
+        """The keys of the subscriptions, cursors and producers of a topic."""
         below = f"{name.namespace}/{name.name}/"
         prefix = records.SUBSCRIPTIONS + below
         subscriptions = [key for key, _ in await self._store.list_all(prefix)]
         producers = [key for key, _ in await self._store.list_all(records.PRODUCERS + below)]
         cursors = [
-            records.cursor_key(
-                name, key.removeprefix(prefix), shard, deleted.shards, is_partitioned=deleted.is_partitioned
-            )
+            records.cursor_key(name, key.removeprefix(prefix), shard, shards, is_partitioned=is_partitioned)
             for key in subscriptions
-            for shard in range(deleted.shards)
+            for shard in range(shards)
         ]
-        await self._tombstones.copy_names(deleted.id, [*subscriptions, *cursors, *producers])
-        await self._storage.delete_cursors(cursors)
-        for kind in (records.SUBSCRIPTIONS, records.PENDING_SUBSCRIPTIONS, records.CONSUMERS, records.PRODUCERS):
-            await self._store.delete_prefix(kind + below)
+        return subscriptions, cursors, producers
 
     async def _detach_table(self, deleted: records.DeletedTopicRecord) -> None:
         """Drops what the log still holds, then releases the table, also one that is being created concurrently."""

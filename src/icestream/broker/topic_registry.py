@@ -22,7 +22,7 @@ from icestream.broker.broker_topic import BrokerTopic
 from icestream.broker.storage import PersistentStorage
 from icestream.broker.topic_deletion import Deletion, TopicDeletion
 from icestream.broker.topic_owners import TopicOwners
-from icestream.broker.topic_restore import BackedUpTopic, TopicRestore
+from icestream.broker.topic_restore import BackedUpTopic, FormerTopic, TopicRestore
 from icestream.broker.topic_takeover import Takeover, TopicTakeover
 from icestream.broker.topic_tombstones import ReturnedTopic, TopicTombstones
 from icestream.metadata.command import Absent, AtRevision, Compare, Operation, Put
@@ -396,8 +396,40 @@ class TopicRegistry:
         return self._serve(name, takeover.record), takeover
 
     async def restore(self, topic: BackedUpTopic) -> BrokerTopic:
-        """Creates a topic of a backup. Raises as TopicRestore.create."""
-        return self._serve(topic.name, await self.restores.create(topic))
+        """Creates a topic of a backup, in the place of the live one if that is asked for.
+
+        Raises as TopicRestore.create, InvalidInput for a table in another catalog.
+        """
+        live = await self.find_live(topic.name) if topic.is_in_place else None
+        if live is None:
+            return self._serve(topic.name, await self.restores.create(topic))
+        policies = live.policies.over(self._options.policy_defaults)
+        deletion = await self._deletion.plan_replacement(topic.name, live.record, policies)
+
+        def close() -> None:
+            del self._topics[topic.name]
+            self._retained.pop(live.record.id, None)
+            live.delete(f"topic {topic.name} was replaced by a restore of backup {topic.backup_id}")
+
+        record = await self.restores.create(topic, FormerTopic(live.record, deletion, close))
+        if record.id == live.record.id:
+            return live  # a repeat
+        restored = self._serve(topic.name, record)
+        await self._deletion.finish_replaced(topic.name, deletion.deleted)
+        return restored
+
+    async def find_live(self, name: TopicName) -> BrokerTopic | None:
+        """The topic that has the name, None if it is free. Raises TopicElsewhere."""
+        if await self._store.get(records.topic_key(name)) is None:
+            return None
+        await self._serve_if_stored(name)
+        topic = self.get(name)
+        if not self._options.has_own_catalog:
+            raise errors.InvalidInput(
+                f"the table of {name} is in another catalog, so it cannot be replaced",
+                hint="restore beside it with --as, or delete the topic first",
+            )
+        return topic
 
     async def undelete(self, name: TopicName, topic_id: int | None) -> tuple[BrokerTopic, ReturnedTopic]:
         """Creates a deleted topic again from its tombstone. Raises as TopicTombstones.return_topic."""

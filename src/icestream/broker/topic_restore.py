@@ -4,12 +4,14 @@ allocate    a topic id for a topic of a backup, and the namespace if it is missi
             repeated restore continue with the same id
 create      the log begins behind a declared gap; cursors; then one transaction: topic record, subscriptions, the
             restored table as a detached one
+replace     instead of create, for a restore in place (ADR 116): the live topic stays as it is until one transaction
+            deletes it and creates the other one with its name, subscriptions, cursors and producers
 end         the table was adopted: the record goes
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -17,14 +19,16 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.broker import records
+from icestream.broker.name_registry import put_name
 from icestream.broker.schema_registry_records import SubjectName, TopicSchema, id_key, topic_schema_key
 from icestream.broker.storage import PersistentStorage
+from icestream.broker.topic_deletion import PlannedReplacement
 from icestream.broker.topic_owners import TopicOwners
 from icestream.broker.topic_tombstones import chunks
 from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import DetachedRecord
 from icestream.catalog.topic_bindings import TopicBindings
-from icestream.metadata.command import Absent, AtRevision, Operation, Put, PutWithTtl
+from icestream.metadata.command import Absent, AtRevision, DeletePrefix, Operation, Put, PutWithTtl
 from icestream.metadata.store import MetadataStore
 from icestream.model.shard import DeclaredGap, GapState, ShardKey, TopicIdentity
 from icestream.model.topic_name import TopicName
@@ -32,6 +36,7 @@ from icestream.model.topic_policies import PolicyValues
 from icestream.runtime.clock import Clock
 
 RESTORES: Final = "/restores/"
+STAGED_NAMES: Final = "/restored_names/"
 # Records of the catalog and of the pipeline about a topic, by its id: they get the new one.
 RECORDS_OF_TOPICS: Final = (catalog_keys.RETAINED, catalog_keys.STRUCTURES, catalog_keys.RETENTION)
 
@@ -42,6 +47,8 @@ class RestoreRecord(msgspec.Struct, frozen=True):
     topic_id: int
     is_created: bool = False
     metadata_file: str = ""  # of the table, once the topic is created; empty: it has none
+    replaces: int = 0  # the id of the live topic that a restore in place replaces; 0: the name was free
+    live_ends: list[int] = []  # of its shards, when the restore began
 
 
 class RestoredShard(NamedTuple):
@@ -72,6 +79,15 @@ class BackedUpTopic(NamedTuple):
     schema: TopicSchema | None = None
     about: Mapping[str, bytes] = MappingProxyType({})  # by prefix, one of RECORDS_OF_TOPICS
     keeps_owners: bool = False  # accounts are restored too, so owners of subscriptions are those of the backup
+    is_in_place: bool = False
+
+
+class FormerTopic(NamedTuple):
+    """A live topic that a restore replaces."""
+
+    record: records.TopicRecord
+    deletion: PlannedReplacement
+    close: Callable[[], None]  # ends its clients
 
 
 class TopicRestore:
@@ -86,34 +102,58 @@ class TopicRestore:
         self._clock = clock
         self._node = node
 
-    async def allocate(self, backup_id: str, name: TopicName, policies: PolicyValues) -> RestoreRecord:
+    async def allocate(
+        self, backup_id: str, name: TopicName, policies: PolicyValues, *, is_in_place: bool = False
+    ) -> RestoreRecord:
         """Returns the id for a restored topic, the same one until its restore is completed. `policies`: of its
-        namespace, if that does not exist. Raises AlreadyExists for a name that another topic has."""
+        namespace, if that does not exist. Raises AlreadyExists for a name that another topic has, unless that is to be
+        replaced."""
         namespace_key = records.namespace_key(name.namespace)
         namespace = records.encode(records.NamespaceRecord(policies))
         await self._store.txn([Absent(namespace_key)], [Put(namespace_key, namespace)])
         key = restore_key(backup_id, name)
         entry, topic = await self._store.get(key), await self._store.get(records.topic_key(name))
         record = None if entry is None else records.decode(RestoreRecord, key, entry.value)
-        topic_id = None if topic is None else records.decode(records.TopicRecord, key, topic.value).id
-        if record is not None and topic_id in (None, record.topic_id) and (topic_id is not None) == record.is_created:
+        live = None if topic is None else records.decode(records.TopicRecord, key, topic.value)
+        live_id = 0 if live is None else live.id
+        if record is not None and live_id == (record.topic_id if record.is_created else record.replaces):
             return record
-        if topic_id is not None:
+        if live_id and not is_in_place:
             raise errors.AlreadyExists(
-                f"topic {name} exists", hint="restore beside it with --as, or delete it first and restore then"
+                f"topic {name} exists", hint="restore beside it with --as, or replace it with --in-place"
             )
-        record = RestoreRecord(await self._store.allocate_id("topic"))
+        live_ends = [] if live is None else self._live_ends(live.id, live.shards)
+        record = RestoreRecord(await self._store.allocate_id("topic"), replaces=live_id, live_ends=live_ends)
         await self._store.txn([], [PutWithTtl(key, records.encode(record), limits.RESTORE_AGE_MS)])
         return record
 
-    async def create(self, topic: BackedUpTopic) -> records.TopicRecord:
-        """Creates the topic with the id that was allocated; returns its record. Repeating it changes nothing. Raises
-        AlreadyExists, UnknownNamespace, InvalidInput for more subscriptions than a transaction holds."""
+    async def create(self, topic: BackedUpTopic, former: FormerTopic | None = None) -> records.TopicRecord:
+        """Creates the topic with the id that was allocated, in the place of `former`; returns its record. Repeating it
+        changes nothing. Raises AlreadyExists, UnknownNamespace, InvalidInput for more subscriptions than a transaction
+        holds."""
         name, key = topic.name, restore_key(topic.backup_id, topic.name)
         entry = await self._store.get(key)
         if entry is None:
             raise errors.LeaseLost(f"the restore of {name} was not begun, or it is over", hint="restore again")
-        topic_id = records.decode(RestoreRecord, key, entry.value).topic_id
+        restore = records.decode(RestoreRecord, key, entry.value)
+        topic_id = restore.topic_id
+        if former is not None:
+            if former.record.id == topic_id:
+                return former.record  # a repeat
+            if former.record.id != restore.replaces:
+                raise errors.AlreadyExists(
+                    f"topic {name} was replaced while it was restored", hint="restore again: look at what would be lost"
+                )
+        # Recorded when the restore began, so that a repeat declares the same gap. The distance is for what the live
+        # topic gives out until it is closed (hazard 78).
+        ends = dict(enumerate(restore.live_ends))
+        shards = [
+            shard._replace(resume_at=max(shard.resume_at, ends[shard.shard] + limits.TAKEOVER_OFFSETS))
+            if shard.shard in ends
+            else shard
+            for shard in topic.shards
+        ]
+        topic = topic._replace(shards=shards)
         record = msgspec.structs.replace(
             topic.record,
             id=topic_id,
@@ -135,10 +175,18 @@ class TopicRestore:
             if shard.resume_at > 0
         ]
         await self._storage.declare_lost_offsets(TopicIdentity(topic_id, str(name), topic_id), gaps)
-        for chunk in chunks(self._cursors(topic, record)):
-            await self._store.txn([], chunk)
-        await self._create(topic, record, key)
+        cursors = self._cursors(topic, record)
+        if former is None:
+            for chunk in chunks(cursors):
+                await self._store.txn([], chunk)
+            cursors = []
+        await self._create(topic, record, key, cursors, former)
         return record
+
+    def _live_ends(self, topic_id: int, shards: int) -> list[int]:
+        """What each shard of the live topic has given out until now."""
+        keys = [ShardKey(topic_id, shard) for shard in range(shards)]
+        return [self._storage.shard_stream(key).visible if self._storage.has_shard(key) else 0 for key in keys]
 
     def _cursors(self, topic: BackedUpTopic, record: records.TopicRecord) -> list[Operation]:
         ends = {shard.shard: shard.end for shard in topic.shards}
@@ -164,37 +212,59 @@ class TopicRestore:
                 operations.append(Put(key, records.encode(restored)))
         return operations
 
-    async def _create(self, topic: BackedUpTopic, record: records.TopicRecord, key: str) -> None:
+    async def _create(
+        self,
+        topic: BackedUpTopic,
+        record: records.TopicRecord,
+        key: str,
+        cursors: Sequence[Operation],
+        former: FormerTopic | None,
+    ) -> None:
         namespace_key, topic_key = records.namespace_key(topic.name.namespace), records.topic_key(topic.name)
         namespace, existing = await self._store.get(namespace_key), await self._store.get(topic_key)
         if existing is not None and records.decode(records.TopicRecord, topic_key, existing.value).id == record.id:
             return  # a repeat
-        if len(topic.subscriptions) > limits.METADATA_TXN_OPERATIONS_MAX // 2:
-            raise errors.InvalidInput(
-                f"topic {topic.name} has {len(topic.subscriptions)} subscriptions: more than one transaction holds",
-                hint="restore it without them: --no-subscriptions",
-            )
-        operations: list[Operation] = [Put(topic_key, records.encode(record))]
+        operations: list[Operation] = [] if former is None else [*former.deletion.operations]
+        operations.append(Put(topic_key, records.encode(record)))
         for subscription in topic.subscriptions:
             # Ids of another cluster mean other subscriptions here; owners are accounts, which may not be restored.
             restored = msgspec.structs.replace(subscription.record, id=await self._store.allocate_id("subscription"))
             if not topic.keeps_owners:
                 restored = msgspec.structs.replace(restored, principal="", dead_letters_by=None)
             operations.append(Put(records.subscription_key(topic.name, subscription.name), records.encode(restored)))
+        operations += cursors
         if topic.table is not None:
             operations += TopicBindings.plan_return(record.id, topic.table)
         operations += await self._about(topic, record.id)
         metadata_file = "" if topic.table is None else topic.table.location
         created = RestoreRecord(record.id, is_created=True, metadata_file=metadata_file)
         operations.append(PutWithTtl(key, records.encode(created), limits.RESTORE_AGE_MS))
-        reply = await self._store.txn(
-            [Absent(topic_key), AtRevision(namespace_key, 0 if namespace is None else namespace.mod_revision)],
-            operations,
-        )
-        if not reply.held:
+        producers = await self._staged_producers(topic)
+        if len(operations) + len(producers) > limits.METADATA_TXN_OPERATIONS_MAX // 2:
+            producers = []  # they open again, with empty windows
+        if len(operations) > limits.METADATA_TXN_OPERATIONS_MAX // 2:
+            raise errors.InvalidInput(
+                f"topic {topic.name} has {len(topic.subscriptions)} subscriptions: more than one transaction holds",
+                hint="restore it without them: --no-subscriptions",
+            )
+        operations += [*producers, DeletePrefix(staged_names_prefix(topic.backup_id, topic.name))]
+        at_namespace = AtRevision(namespace_key, 0 if namespace is None else namespace.mod_revision)
+        if former is None or existing is None:
+            is_held = (await self._store.txn([Absent(topic_key), at_namespace], operations)).held
+        else:
+            at_topic = AtRevision(topic_key, existing.mod_revision)
+            is_held = await self._storage.replace_cursors(
+                former.deletion.cursors, [at_topic, at_namespace], operations, former.close
+            )
+        if not is_held:
             raise errors.AlreadyExists(
                 f"topic {topic.name} was created, or its namespace changed, concurrently", hint="restore again"
             )
+
+    async def _staged_producers(self, topic: BackedUpTopic) -> list[Operation]:
+        """Names of producers that wait for the topic to be replaced (cluster_restore.py)."""
+        prefix = staged_names_prefix(topic.backup_id, topic.name)
+        return [put_name(key.removeprefix(prefix), entry.value) for key, entry in await self._store.list_all(prefix)]
 
     async def _about(self, topic: BackedUpTopic, topic_id: int) -> list[Operation]:
         """What else is known of a topic: first kept offsets, learned structure, commit times, its schema."""
@@ -218,3 +288,9 @@ class TopicRestore:
 
 def restore_key(backup_id: str, name: TopicName) -> str:
     return f"{RESTORES}{backup_id}{name}"
+
+
+def staged_names_prefix(backup_id: str, name: TopicName) -> str:
+    """Names of producers for a restore in place: until the topic is replaced, its name has those of the live one. The
+    keys below it end with the key that each will have."""
+    return f"{STAGED_NAMES}{backup_id}{name}"

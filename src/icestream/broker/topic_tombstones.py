@@ -1,7 +1,7 @@
 """Tombstones of deleted topics: what `icestream topic undelete` brings a topic back from (ADR 74).
 
     decision    the TombstoneRecord, in the transaction that deletes the topic record
-    names       subscriptions, cursors and producers are copied before they are deleted
+    names       subscriptions, cursors and producers are copied before they are deleted, or replaced
     return      cursors first, then one transaction: topic record, subscriptions, producers, schema, the former table as
                 a detached one. The tombstone goes with it
 
@@ -77,12 +77,30 @@ class TopicTombstones:
             now_ms + self._grace_ms,
             "" if schema is None else schema.value.decode(),
         )
-        return [PutWithTtl(records.tombstone_key(record.id), records.encode(tombstone), self._grace_ms)]
+        return [
+            # Of a replacement that did not take place.
+            DeletePrefix(records.tombstone_names_prefix(record.id) + "/"),
+            PutWithTtl(records.tombstone_key(record.id), records.encode(tombstone), self._grace_ms),
+        ]
+
+    async def plan_replacement(
+        self, name: TopicName, record: records.TopicRecord, keys: Sequence[str]
+    ) -> list[Operation]:
+        """As `plan`, for a topic that another one replaces in one transaction. The names at `keys` are copied before,
+        because they are replaced with it."""
+        operations = await self.plan(name, record, DeletedTablePolicy.DROP)
+        if not operations:
+            return []
+        await self._store.delete_prefix(records.tombstone_names_prefix(record.id) + "/")
+        await self._copy(record.id, keys)
+        return operations[1:]
 
     async def copy_names(self, topic_id: int, keys: Sequence[str]) -> None:
         """Copies what is at these keys, if the topic has a tombstone. May be repeated: what is gone was copied."""
-        if await self._store.get(records.tombstone_key(topic_id)) is None:
-            return
+        if await self._store.get(records.tombstone_key(topic_id)) is not None:
+            await self._copy(topic_id, keys)
+
+    async def _copy(self, topic_id: int, keys: Sequence[str]) -> None:
         prefix = records.tombstone_names_prefix(topic_id)
         for chunk in chunks(keys):
             entries = [(key, await self._store.get(key)) for key in chunk]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from icestream.backup.backup_run import BackupPlan, Progress
     from icestream.backup.stored_backups import StoredBackup, StoredBackups
     from icestream.backup.warehouse_files import WarehouseFiles
+    from icestream.processes.replaced_topic import ReplacedTopic
     from icestream.processes.restore_run import RestoredTopic, RestorePlan
     from icestream.processes.state_restore import RestoredPart
     from icestream.settings import Settings
@@ -257,6 +258,11 @@ def restore(
         str | None,
         typer.Option("--to-offset", metavar="SHARD:OFFSET", help="What came before this message, by the archive."),
     ] = None,
+    in_place: Annotated[
+        bool,
+        typer.Option("--in-place", help="Replace live topics that --topics names; shows what is lost, and asks."),
+    ] = False,
+    yes: Yes = False,
     key: KeyOption = None,
     broker: BrokerOption = None,
     config: ConfigFile = None,
@@ -268,12 +274,16 @@ def restore(
     An empty broker gets all of the backup: every schema, MQTT sessions and retained messages too. Topics and tables
     that exist are not changed: `--as` restores beside a live topic. Accounts are restored with --accounts alone.
 
+    With --in-place a live topic is replaced when all files are there, in one step. What it has and the backup has not
+    is shown first. The former topic can come back within its grace: delete the restored one, then `topic undelete`.
+
     With --to-time or --to-offset the archive is replayed behind the backup; `latest` is the newest backup before it.
 
     Exit code 14: something was left out, because its name is taken or its messages are incomplete in the backup.
 
     Example: icestream backup restore latest --to /backup
     Example: icestream backup restore latest --to /backup --topics /shop/orders --as /shop/orders_restored
+    Example: icestream backup restore latest --to /backup --topics /shop/orders --in-place --yes
     Example: icestream backup restore latest --to /backup --to-time 2026-11-19T10:30:00Z
     """
     from icestream.cli.catalog_access import catalog_settings
@@ -295,13 +305,15 @@ def restore(
             plan = plan._replace(scope=RestoreScope.EVERYTHING)
         elif not (topics or new_name or no_subscriptions):
             plan = plan._replace(scope=RestoreScope.EMPTY)
-        plan = plan._replace(has_accounts=accounts)
+        plan = plan._replace(has_accounts=accounts, is_in_place=in_place)
         for shard in root.incomplete:
             print_note(f"shard {shard.shard} of {shard.topic} is incomplete in the backup: {shard.reason}")
-        return await _restore(target, settings, stored, root, plan)
+        return await _restore(target, settings, stored, root, plan, is_confirmed=yes)
 
     if everything and (topics or new_name or no_subscriptions):
         raise errors.InvalidInput("--everything leaves nothing out", hint="omit the other options")
+    if in_place and not topics:
+        raise errors.InvalidInput("--in-place replaces named topics only", hint="name them with --topics")
     cut = parse_cut(to_time, to_offset, topics or [])
     with tempfile.TemporaryDirectory(prefix="icestream-archive-", dir=own.data_dir if cut else None) as spool:
         restored, parts = with_target(settings, location, key_source, run)
@@ -342,9 +354,15 @@ async def _restore_plan(
 
 
 async def _restore(
-    target: Target, settings: Settings, stored: StoredBackups, root: BackupRoot, plan: RestorePlan
+    target: Target,
+    settings: Settings,
+    stored: StoredBackups,
+    root: BackupRoot,
+    plan: RestorePlan,
+    *,
+    is_confirmed: bool = False,
 ) -> tuple[list[RestoredTopic], list[RestoredPart]]:
-    """Runs a restore against the broker, with a progress bar."""
+    """Runs a restore against the broker, with a progress bar. A restore in place is confirmed first."""
     from icestream.cli.broker_connection import broker_calls
     from icestream.cli.lake_http import LakeApi
     from icestream.iceberg.identifier import Identifier
@@ -363,20 +381,47 @@ async def _restore(
             api.post("adopt", **fields, metadata_file=metadata_file, accept=["accept-gap"])
 
     async def adopt(topic: TopicName, table: Identifier, metadata_file: str) -> None:
-        await asyncio.to_thread(bind, str(topic), table, metadata_file)
+        for _ in range(limits.RESTORE_ADOPTION_ATTEMPTS):
+            try:
+                return await asyncio.to_thread(bind, str(topic), table, metadata_file)
+            except errors.AlreadyExists:
+                if not plan.is_in_place:
+                    raise
+            # The lake process drops the table of the topic that was replaced.
+            await asyncio.sleep(limits.RESTORE_ADOPTION_SECONDS)
+        raise errors.NotReady(
+            f"topic {topic} was replaced, but its former table {table} is still there", hint="repeat the command"
+        )
 
     offload = ThreadOffload("restore", limits.RESTORE_FILES_AT_ONCE)
     total = sum(cut.table.bytes for cut, _ in plan.topics if cut.table is not None)
     try:
-        with progress_bar(root.id, max(total, 1)) as advance:
-            async with broker_calls(target.location) as broker:
-                run = RestoreRun(
+        async with broker_calls(target.location) as broker:
+
+            def new_run(on_bytes: Callable[[int], None]) -> RestoreRun:
+                return RestoreRun(
                     broker.call, adopt, stored, _source(settings), RestoredTables(settings), SystemClock(), offload,
-                    plan, advance,
+                    plan, on_bytes,
                 )  # fmt: skip
+
+            if plan.is_in_place:
+                replaced = await new_run(lambda _: None).replaced(root)
+                _confirm_replacement(replaced, is_confirmed=is_confirmed)
+            with progress_bar(root.id, max(total, 1)) as advance:
+                run = new_run(advance)
                 return await run.run(root), run.parts
     finally:
         offload.close()
+
+
+def _confirm_replacement(topics: list[ReplacedTopic], *, is_confirmed: bool) -> None:
+    """Shows what a restore in place takes away, and asks."""
+    for topic in topics:
+        for line in topic.lines():
+            print_note(line)
+    if topics:
+        names = ", ".join(topic.topic for topic in topics)
+        confirm(f"Replace {names}?", is_confirmed=is_confirmed, unchanged="nothing was replaced")
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ _RESTORE: Final = (
     "restore_sessions",
     "restore_accounts",
     "restore_finish",
+    "restore_live",
     "restore_allocate",
     "restore_topic",
     "restore_end",

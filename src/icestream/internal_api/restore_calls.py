@@ -7,11 +7,14 @@ restore_producers  backup, topic, producers               nothing: before the to
 restore_sessions   backup, shard, blocks                  nothing: of the session log, or of retained messages
 restore_accounts   backup, entries, topics                accounts, roles, grants, parked: what came back
 restore_finish     backup                                 nothing: sessions are opened, the restore is over
-restore_allocate   backup, topic, policies                id, is_created: whether the topic was created already,
-                                                          metadata_file: of its table then
+restore_live       topic                                  topic: null, or the live topic of this name: id, shards,
+                                                          subscriptions: what a restore in place would replace
+restore_allocate   backup, topic, policies, is_in_place   id, is_created: whether the topic was created already,
+                                                          metadata_file: of its table then, live_ends: of the topic
+                                                          that it replaces
 restore_topic      backup, topic, record, shards,         id
                    subscriptions, table, schema,
-                   about, keeps_owners
+                   about, keeps_owners, is_in_place
 restore_end        backup, topic                          nothing: the restore of the topic is completed
 
 `record`, the records of subscriptions and cursors, and `table` are the JSON of broker/records.py and of the catalog's
@@ -19,7 +22,8 @@ DetachedRecord, as bytes. `shards`: [shard, end, resume at]. `subscriptions`: [n
 `producers`: [name, record, [[shard, epoch, expected, start, [[first sequence, messages, base offset]]]]]. `subjects`:
 [name, record, [[version, bytes]], is the last part of it]. `about`: records of the topic by their prefixes. Blocks are
 transactions of durable/session_records.py. `entries`: [key, value, revision] below /security/; `topics`: those that
-were restored under their own names.
+were restored under their own names. A live topic: `shards` are [shard, end, [[start, end of a gap]]], `subscriptions`
+are {name: [[shard, offset]]}.
 """
 
 from __future__ import annotations
@@ -47,6 +51,7 @@ RESTORE_METHODS: Final = (
     "restore_sessions",
     "restore_accounts",
     "restore_finish",
+    "restore_live",
     "restore_allocate",
     "restore_topic",
     "restore_end",
@@ -63,6 +68,11 @@ class AllocateTopic(msgspec.Struct):
     backup: RestoredBackupId
     topic: str
     policies: bytes = b"{}"
+    is_in_place: bool = False
+
+
+class OfLiveTopic(msgspec.Struct):
+    topic: str
 
 
 class BeginRestore(msgspec.Struct):
@@ -107,6 +117,7 @@ class CreateRestoredTopic(msgspec.Struct):
     schema: bytes = b""
     about: dict[str, bytes] = {}
     keeps_owners: bool = False
+    is_in_place: bool = False
 
 
 class RestoreCalls:
@@ -167,12 +178,32 @@ class RestoreCalls:
         await restore.end(request.backup)
         return {}
 
+    async def restore_live(self, caller: Caller, arguments: Document) -> Document:
+        name = TopicName.parse(decode_arguments(OfLiveTopic, arguments).topic)
+        topic = await caller.broker.live_topic(name)
+        if topic is None:
+            return {"topic": None}
+        shards = [
+            (shard, stream.visible, [(gap.start, gap.end) for gap in stream.gaps()])
+            for shard, stream in enumerate(caller.broker.shard_streams(topic))
+        ]
+        subscriptions = {
+            name: [(shard, delivery.cursor().offset) for shard, delivery in enumerate(subscription.deliveries)]
+            for name, subscription in topic.subscriptions.items()
+        }
+        return {"topic": {"id": topic.record.id, "shards": shards, "subscriptions": subscriptions}}
+
     async def restore_allocate(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(AllocateTopic, arguments)
         policies = records.decode(PolicyValues, "policies", request.policies)
         name = TopicName.parse(request.topic)
-        restore = await caller.broker.allocate_restore(request.backup, name, policies)
-        return {"id": restore.topic_id, "is_created": restore.is_created, "metadata_file": restore.metadata_file}
+        restore = await caller.broker.allocate_restore(request.backup, name, policies, is_in_place=request.is_in_place)
+        return {
+            "id": restore.topic_id,
+            "is_created": restore.is_created,
+            "metadata_file": restore.metadata_file,
+            "live_ends": restore.live_ends,
+        }
 
     async def restore_topic(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(CreateRestoredTopic, arguments)
@@ -194,6 +225,7 @@ class RestoreCalls:
             records.decode(TopicSchema, "schema", request.schema) if request.schema else None,
             request.about,
             request.keeps_owners,
+            request.is_in_place,
         )
         return {"id": (await caller.broker.restore_topic(topic)).record.id}
 

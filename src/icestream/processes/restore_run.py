@@ -42,6 +42,7 @@ from icestream.metadata.state_machine import StateMachine
 from icestream.model.task_messages import WrittenFile
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
+from icestream.processes.replaced_topic import ReplacedTopic, replaced_topic
 from icestream.processes.state_restore import Call, RestoredPart, RestoreScope, StateRestore
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Offload
@@ -86,6 +87,7 @@ class RestorePlan(NamedTuple):
     scope: RestoreScope = RestoreScope.TOPICS
     has_accounts: bool = False  # accounts too, and owners of subscriptions and sessions with them
     skips_existing: bool = False  # a topic whose name is taken is reported, and the others are restored
+    is_in_place: bool = False  # a topic whose name is taken is replaced (ADR 116)
 
 
 class RestoredTopic(NamedTuple):
@@ -166,6 +168,29 @@ class RestoreRun:
         self._on_effect = on_effect
         self.parts: list[RestoredPart] = []  # what was restored beside topics
 
+    async def replaced(self, root: BackupRoot) -> list[ReplacedTopic]:
+        """Returns what a restore in place of these topics takes away; of each topic whose name is taken.
+
+        Raises TopicElsewhere if another node has one of them.
+        """
+        state = load_snapshot(io.BytesIO(await self._stored.content(root.metadata, "metadata")).read)
+        topics = []
+        for cut, name in self._plan.topics:
+            live = (await self._call("restore_live", topic=str(name)))["topic"]
+            if live is None:
+                continue
+            source = TopicName.parse(cut.name)
+            record = _entry(state, records.topic_key(source), records.TopicRecord)
+            cursors = {
+                subscription: {
+                    shard: records.decode(records.CursorRecord, subscription, value).offset for shard, value in stored
+                }
+                for subscription, _, stored in self._subscriptions(state, source, record)
+                if self._plan.has_subscriptions
+            }
+            topics.append(replaced_topic(cut, cursors, live, str(name)))
+        return topics
+
     async def run(self, root: BackupRoot) -> list[RestoredTopic]:
         """Restores the topics of the plan one after the other, and in an empty broker all else of the backup. Raises
         what the first failure was."""
@@ -229,11 +254,18 @@ class RestoreRun:
         namespace = _entry(state, records.namespace_key(source.namespace), records.NamespaceRecord)
         self._on_effect(RestoreEffect.ALLOCATE)
         policies = records.encode(namespace.policies)
-        allocated = await self._call("restore_allocate", backup=root.id, topic=str(name), policies=policies)
+        is_in_place = self._plan.is_in_place
+        allocated = await self._call(
+            "restore_allocate", backup=root.id, topic=str(name), policies=policies, is_in_place=is_in_place
+        )
         topic_id = int(allocated["id"])
         uuid = uuid5(_NAMESPACE, f"{root.id} {name} {topic_id}")
         identifier, folder = self._writer.place(name)
-        resume_at = {shard.shard: _resume_at(shard, is_renamed=name != source) for shard in cut.shards}
+        live_ends = dict(enumerate(allocated["live_ends"]))
+        resume_at = {
+            shard.shard: _resume_at(shard, live_ends.get(shard.shard, 0), is_renamed=name != source)
+            for shard in cut.shards
+        }
         subscriptions = self._subscriptions(state, source, record) if self._plan.has_subscriptions else []
         copied, metadata_file = _RestoredFiles(), str(allocated["metadata_file"])
         if not allocated["is_created"]:
@@ -265,6 +297,7 @@ class RestoreRun:
                 schema=rest.topic_schema(source),
                 about=rest.records_about(cut.id, RECORDS_OF_TOPICS),
                 keeps_owners=self._plan.has_accounts,
+                is_in_place=is_in_place,
             )
         if metadata_file:
             self._on_effect(RestoreEffect.ADOPT)
@@ -427,10 +460,11 @@ class _RestoredFiles:
         self.messages = self.files = self.bytes = 0
 
 
-def _resume_at(shard: ShardCut, *, is_renamed: bool) -> int:
-    """The next offset of a restored shard: beyond everything that the source can have given out (hazard 78)."""
-    highest = max(shard.end, shard.reserved)
-    if is_renamed:
+def _resume_at(shard: ShardCut, live_end: int, *, is_renamed: bool) -> int:
+    """The next offset of a restored shard: beyond everything that the source, and a live topic that it replaces, can
+    have given out (hazard 78)."""
+    highest = max(shard.end, shard.reserved, live_end)
+    if is_renamed and not live_end:
         return highest + 1 if highest else 0
     return highest + limits.TAKEOVER_OFFSETS
 

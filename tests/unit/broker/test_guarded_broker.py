@@ -57,6 +57,7 @@ USE_CASES: dict[str, tuple[list[str], UseCase]] = {
     "take_over_topic": (["admin on cluster"], lambda g, topic: g.take_over_topic(ORDERS)),
     "deleted_topics": (["admin on cluster"], lambda g, topic: g.deleted_topics()),
     "undelete_topic": (["admin on cluster"], lambda g, topic: g.undelete_topic(NEW)),
+    "live_topic": (["admin on cluster"], lambda g, topic: g.live_topic(NEW)),
     "allocate_restore": (["admin on cluster"], lambda g, topic: g.allocate_restore("b", NEW, PolicyValues())),
     "restore_topic": (
         ["admin on cluster"],
