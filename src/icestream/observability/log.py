@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any, Final, Literal, cast
 
 import structlog
@@ -44,17 +44,16 @@ def change_log_level(level: str, form: Form) -> None:
 
 
 def _configure(level: str, form: Form) -> None:
-    renderer = (
-        structlog.processors.JSONRenderer()
-        if form == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
-    )
+    renderers: list[structlog.typing.Processor] = [structlog.processors.JSONRenderer()]
+    if form == "console":
+        is_colored = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        renderers = [_as_text, structlog.dev.ConsoleRenderer(colors=is_colored)]
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            renderer,
+            *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -70,6 +69,16 @@ class _Forward(logging.Handler):
         log.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
 
 
+def _as_text(_logger: object, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Replaces lists and mappings by text that people read: `ms="tables 0.3, write 5325.1"`. JSON keeps them."""
+    for name, value in event.items():
+        if isinstance(value, Mapping):
+            event[name] = ", ".join(f"{key} {entry}" for key, entry in value.items())
+        elif isinstance(value, list | tuple | set | frozenset):
+            event[name] = ", ".join(map(str, value))
+    return event
+
+
 def _in_one_line(_logger: object, _method: str, event: MutableMapping[str, Any]) -> str:
     """Renders a message for Python's logging: text, then its fields."""
     message = str(event.pop("event", ""))
@@ -81,7 +90,7 @@ def _in_one_line(_logger: object, _method: str, event: MutableMapping[str, Any])
 def _leave_it_to_python() -> None:
     """Sends messages to Python's logging: the default, for a broker inside of another program."""
     structlog.configure(
-        processors=[structlog.processors.format_exc_info, _in_one_line],
+        processors=[structlog.processors.format_exc_info, _as_text, _in_one_line],
         wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
         logger_factory=lambda *_: logging.getLogger(_OURS),
         cache_logger_on_first_use=False,

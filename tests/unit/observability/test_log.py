@@ -35,6 +35,16 @@ def test_our_processes_log_to_stderr() -> None:
     assert ("too small" in err, "\x1b[" in err) == (False, False)
 
 
+def test_lists_and_mappings_are_text_for_people_and_values_for_collectors() -> None:
+    round_end = "log.info('round', ms={'tables': 0.3, 'write': 5.1}, voters=['a1', 'b2'])"
+    _, err = output_of(f"set_up_logging('info', 'console'); {round_end}")
+    assert "ms='tables 0.3, write 5.1'" in err
+    assert "voters='a1, b2'" in err
+    _, err = output_of(f"set_up_logging('info', 'json'); {round_end}")
+    record = json.loads(err.splitlines()[0])
+    assert (record["ms"], record["voters"]) == ({"tables": 0.3, "write": 5.1}, ["a1", "b2"])
+
+
 def test_a_collector_gets_one_object_per_line() -> None:
     out, err = output_of("set_up_logging('info', 'json')")
     first, second = map(json.loads, err.splitlines())
