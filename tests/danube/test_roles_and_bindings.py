@@ -35,7 +35,7 @@ METHODS = [
 ]  # fmt: skip
 
 
-class Administration:
+class AdminPort:
     """A node with accounts and Danube's key, and its admin port; `ops` is an administrator."""
 
     def __init__(self, node: BrokerNode) -> None:
@@ -78,12 +78,12 @@ class Administration:
 
 
 @pytest_asyncio.fixture
-async def world(tmp_path: Path, wire: str) -> AsyncIterator[Administration]:
+async def world(tmp_path: Path, wire: str) -> AsyncIterator[AdminPort]:
     key = tmp_path / "danube.key"
     key.touch(0o600)
     key.write_bytes(DANUBE_KEY)
     settings = node_settings(tmp_path, "memory", danube={"enable": True}, security={"danube_key_file": key})
-    world = Administration(await BrokerNode.start(settings))
+    world = AdminPort(await BrokerNode.start(settings))
     try:
         await world.secure()
         yield world
@@ -120,7 +120,7 @@ async def status(caller: DanubeCaller, name: str, request: Message) -> str:
     return caught.value.status
 
 
-async def test_danubes_own_example_gives_produce_and_consume_on_one_topic(world: Administration) -> None:
+async def test_danubes_own_example_gives_produce_and_consume_on_one_topic(world: AdminPort) -> None:
     """The steps of Danube's security test: two roles, a binding of each to one topic, an application with a token."""
     ops, app = world.service("ops"), world.app(world.node.danube.port)
     with pytest.raises(Refusal, match="danube:service_account:test-app may not produce"):
@@ -146,7 +146,7 @@ async def test_danubes_own_example_gives_produce_and_consume_on_one_topic(world:
     stream.cancel()
 
 
-async def test_roles_are_those_of_icestream_and_shown_by_their_permissions(world: Administration) -> None:
+async def test_roles_are_those_of_icestream_and_shown_by_their_permissions(world: AdminPort) -> None:
     ops = world.service("ops")
     await create_role(ops, "everything", *PERMISSIONS)
     await create_role(ops, "small", "Lookup")
@@ -176,7 +176,7 @@ async def test_roles_are_those_of_icestream_and_shown_by_their_permissions(world
     )
 
 
-async def test_bindings_are_grants_and_grants_are_bindings(world: Administration) -> None:
+async def test_bindings_are_grants_and_grants_are_bindings(world: AdminPort) -> None:
     ops = world.service("ops")
     for name, permission in (("p", "Produce"), ("c", "Consume"), ("s", "ManageSchema")):
         await create_role(ops, name, permission)
@@ -211,7 +211,7 @@ async def test_bindings_are_grants_and_grants_are_bindings(world: Administration
     assert await status(ops, "DeleteBinding", request) == "NOT_FOUND"
 
 
-async def test_a_binding_is_replaced_as_a_whole(world: Administration) -> None:
+async def test_a_binding_is_replaced_as_a_whole(world: AdminPort) -> None:
     ops = world.service("ops")
     for name, permission in (("p", "Produce"), ("c", "Consume")):
         await create_role(ops, name, permission)
@@ -227,7 +227,7 @@ async def test_a_binding_is_replaced_as_a_whole(world: Administration) -> None:
     assert await status(ops, "DeleteRole", pb.RoleRequest(name="p")) == "FAILED_PRECONDITION"  # it is granted
 
 
-async def test_a_binding_of_a_deleted_topic_gives_nothing_until_it_is_made_again(world: Administration) -> None:
+async def test_a_binding_of_a_deleted_topic_gives_nothing_until_it_is_made_again(world: AdminPort) -> None:
     ops, resource = world.service("ops"), topic_resource(TopicName.parse(TOPIC))
     await create_role(ops, "p", "Produce")
     await bind(ops, binding("b", "p"))
@@ -240,7 +240,7 @@ async def test_a_binding_of_a_deleted_topic_gives_nothing_until_it_is_made_again
     assert len(await bindings(ops)) == 1
 
 
-async def test_administration_is_given_to_accounts_in_the_cluster_alone(world: Administration) -> None:
+async def test_administration_is_given_to_accounts_in_the_cluster_alone(world: AdminPort) -> None:
     ops, nobody = world.service("ops"), service_account("nobody")
     await create_role(ops, "root-role", "ManageCluster", "Lookup")
     of_account = {"principal_type": "service:local", "principal_name": "nobody"}
@@ -254,7 +254,7 @@ async def test_administration_is_given_to_accounts_in_the_cluster_alone(world: A
     assert world.is_allowed(nobody, Action.ADMIN, CLUSTER)
 
 
-async def test_malformed_bindings_are_refused(world: Administration) -> None:
+async def test_malformed_bindings_are_refused(world: AdminPort) -> None:
     ops = world.service("ops")
     await create_role(ops, "p", "Produce")
     for definition in (
@@ -279,7 +279,7 @@ async def test_malformed_bindings_are_refused(world: Administration) -> None:
     assert world.is_allowed(ANONYMOUS, Action.PRODUCE, topic_resource(TopicName.parse(TOPIC)))
 
 
-async def test_only_administrators_call_and_changes_are_in_the_audit(world: Administration) -> None:
+async def test_only_administrators_call_and_changes_are_in_the_audit(world: AdminPort) -> None:
     nobody, app = world.service("nobody"), world.app(world.node.danube.admin_port)
     for name in METHODS:
         assert await status(nobody, name, pb.Empty()) == "PERMISSION_DENIED"
@@ -297,7 +297,7 @@ async def test_only_administrators_call_and_changes_are_in_the_audit(world: Admi
 
 
 async def test_while_security_is_off_there_are_no_roles(tmp_path: Path, wire: str) -> None:
-    world = Administration(await BrokerNode.start(node_settings(tmp_path, "memory", danube={"enable": True})))
+    world = AdminPort(await BrokerNode.start(node_settings(tmp_path, "memory", danube={"enable": True})))
     try:
         for name in METHODS:
             assert await status(world.caller("", world.node.danube.admin_port), name, pb.Empty()) == (

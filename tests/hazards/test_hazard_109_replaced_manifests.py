@@ -164,5 +164,5 @@ async def test_hazard_109_a_purge_leaves_the_files_of_others() -> None:
     await world.catalog.commits.commit(mine, CommitRequest([], appended(world, locations[0], 1, *named)))
     await world.catalog.tables.drop(mine, is_purging=True)
     world.clock.advance(limits.CATALOG_FILE_GRACE_MS / 1000)
-    await world.upkeep()
+    await world.clean_up()
     assert sorted(world.disk.names()) == own

@@ -205,13 +205,13 @@ async def test_old_metadata_files_are_removed_if_the_table_properties_say_so() -
         await world.catalog.commits.commit(TABLE, setting("n", str(number)))
         assert (await reader.tables.load(TABLE)).table.properties["n"] == str(number)
         world.clock.advance(600)
-        await world.upkeep()
+        await world.clean_up()
     assert len(world.metadata_files()) == 3 + 4, "no file is removed within the hour"
     world.clock.advance(1_200)
-    await world.upkeep()
+    await world.clean_up()
     assert len(world.metadata_files()) == 3 + 3
     world.clock.advance(3_600)
-    await world.upkeep()
+    await world.clean_up()
     assert len(world.metadata_files()) == 3
     assert (await world.another(8).tables.load(TABLE)).table.properties["n"] == "4"
 
@@ -224,7 +224,7 @@ async def test_a_reader_whose_file_was_removed_loads_the_pointer_again() -> None
     await world.catalog.commits.commit(TABLE, CommitRequest([], [{"action": "set-properties", "updates": limits_}]))
     await world.catalog.commits.commit(TABLE, setting("a", "b"))
     world.clock.advance(3_600)
-    await world.upkeep()
+    await world.clean_up()
     get, answers = world.store.get, [first]
 
     async def late(key: str) -> Entry | None:

@@ -51,7 +51,7 @@ def below(world: CatalogWorld, location: str) -> list[str]:
 async def purged(world: CatalogWorld, identifier: Identifier = TABLE) -> None:
     await world.catalog.tables.drop(identifier, is_purging=True)
     world.clock.advance(HOUR)
-    await world.upkeep()
+    await world.clean_up()
 
 
 async def purges(world: CatalogWorld) -> int:
@@ -68,13 +68,13 @@ async def test_hazard_23_a_purge_waits_an_hour_and_removes_every_file() -> None:
     everything = below(world, location)
     await world.catalog.tables.drop(TABLE, is_purging=True)
     world.clock.advance(HOUR - 1)
-    assert await world.upkeep() == 0
+    assert await world.clean_up() == 0
     assert below(world, location) == everything
     world.clock.advance(1)
-    await world.upkeep()
+    await world.clean_up()
     assert (below(world, location), await purges(world)) == ([], 0)
     assert len(below(world, other_location)) == len(everything)
-    assert await world.upkeep() == 0
+    assert await world.clean_up() == 0
 
 
 async def test_hazard_23_a_drop_without_purge_keeps_every_file() -> None:
@@ -83,7 +83,7 @@ async def test_hazard_23_a_drop_without_purge_keeps_every_file() -> None:
     before = below(world, location)
     await world.catalog.tables.drop(TABLE)
     world.clock.advance(10 * HOUR)
-    await world.upkeep()
+    await world.clean_up()
     assert below(world, location) == before
 
 
@@ -131,7 +131,7 @@ async def test_hazard_23_a_table_that_is_registered_again_is_not_purged() -> Non
     await world.catalog.tables.register(OTHER, last)
     assert await purges(world) == 0
     world.clock.advance(HOUR)
-    await world.upkeep()
+    await world.clean_up()
     assert below(world, location) == before
 
 
@@ -200,11 +200,11 @@ async def test_hazard_23_nothing_is_purged_before_all_other_tables_were_read() -
     await world.catalog.tables.drop(TABLE, is_purging=True)
     world.clock.advance(HOUR)
     with capture_logs() as logs, pytest.raises(errors.MetadataFileDamaged, match="is not a manifest"):
-        await world.upkeep()
+        await world.clean_up()
     assert (below(world, location), await purges(world)) == (before, 1)
     assert [(log["table"], log["file"]) for log in logs if log["log_level"] == "warning"] == [("ns.other", broken)]
     await world.catalog.tables.drop(OTHER)
-    await world.upkeep()
+    await world.clean_up()
     assert (below(world, location), await purges(world)) == ([], 0)
 
 
@@ -218,7 +218,7 @@ async def test_hazard_23_a_table_without_its_metadata_file_blocks_all_purges() -
     await world.catalog.tables.drop(TABLE, is_purging=True)
     world.clock.advance(HOUR)
     with capture_logs() as logs, pytest.raises(errors.MetadataFileMissing):
-        await world.upkeep()
+        await world.clean_up()
     assert below(world, location) == before
     assert [log["table"] for log in logs if log["log_level"] == "warning"] == ["ns.other"]
 
@@ -247,7 +247,7 @@ async def test_hazard_23_a_damaged_manifest_of_a_purged_table_does_not_block_oth
         await world.catalog.tables.drop(identifier, is_purging=True)
     world.clock.advance(HOUR)
     with capture_logs() as logs:
-        await world.upkeep()
+        await world.clean_up()
     assert (below(world, behind), await purges(world)) == ([], 0)
     left = [name for name in below(world, location) if not name.startswith("data/")]
     assert left == ["metadata/manifest-1.avro"], "only files that an unreadable manifest may name are left"
@@ -266,7 +266,7 @@ async def test_hazard_23_an_unreadable_purged_table_does_not_block_other_purges(
     for identifier in (TABLE, OTHER):
         await world.catalog.tables.drop(identifier, is_purging=True)
     world.clock.advance(HOUR)
-    await world.upkeep()
+    await world.clean_up()
     assert (below(world, behind), await purges(world)) == ([], 0)
     assert (below(world, location) == before) is (what == "document")
     assert broken.removeprefix("file:") in world.disk.names()
@@ -355,7 +355,7 @@ async def test_hazard_13_a_file_that_may_still_become_the_pointer_is_kept() -> N
     await world.with_table()
     lost = await left_over(world)
     world.clock.advance(HOUR)
-    await world.upkeep()
+    await world.clean_up()
     assert lost in world.metadata_files(), "no newer commit exists: the commit that points to it may be in flight"
 
 
@@ -370,10 +370,10 @@ async def test_hazard_13_files_left_by_a_crash_are_removed_when_the_table_has_ad
     referenced = {*world.metadata_files()} - {lost}
     old_files(world.disk).update(referenced - {new})
     world.clock.advance(HOUR)
-    await world.upkeep()
+    await world.clean_up()
     assert {*world.metadata_files()} == referenced
     world.clock.advance(10 * HOUR)
-    assert await world.upkeep() == 0, "once in a life"
+    assert await world.clean_up() == 0, "once in a life"
 
 
 async def test_hazard_13_files_of_other_catalogs_are_not_orphans() -> None:
@@ -385,7 +385,7 @@ async def test_hazard_13_files_of_other_catalogs_are_not_orphans() -> None:
     await world.catalog.commits.commit(TABLE, setting("b"))
     old_files(world.disk).update(world.metadata_files())
     world.clock.advance(HOUR)
-    await world.upkeep()
+    await world.clean_up()
     assert theirs in world.metadata_files()
 
 
@@ -416,7 +416,7 @@ async def test_hazard_13_orphans_are_removed_although_another_table_cannot_be_re
     await world.catalog.commits.commit(TABLE, setting("c"))
     world.clock.advance(HOUR)
     with capture_logs() as logs:
-        await world.upkeep()
+        await world.clean_up()
     assert lost not in world.metadata_files()
     assert [log["table"] for log in logs if log["log_level"] == "warning"] == ["ns.a"]
 
@@ -439,7 +439,7 @@ async def test_hazard_23_metadata_files_from_before_a_rollback_are_not_orphans(i
     await world.catalog.commits.commit(renamed, setting("y"))
     old_files(world.disk).update(world.metadata_files())
     world.clock.advance(HOUR)
-    await world.upkeep()
+    await world.clean_up()
     assert [version for version in versions if version not in world.metadata_files()] == []
 
 
@@ -454,7 +454,7 @@ async def test_hazard_23_a_file_referenced_under_another_name_is_not_an_orphan()
     old_files(world.disk).update(world.metadata_files())
     before = world.metadata_files()
     world.clock.advance(HOUR)
-    await world.upkeep()
+    await world.clean_up()
     assert world.metadata_files() == before
 
 
@@ -468,7 +468,7 @@ async def test_hazard_23_a_file_released_by_one_name_is_kept_while_another_refer
         await world.catalog.commits.commit(OTHER, setting(str(number)))
     before = len(world.metadata_files())
     world.clock.advance(HOUR)
-    await world.upkeep()
+    await world.clean_up()
     assert shared in world.metadata_files()
     assert len(world.metadata_files()) < before, "unreferenced files are removed"
     assert (await world.another(5).tables.load(TABLE)).location == shared
@@ -484,9 +484,9 @@ async def test_hazard_23_files_retired_by_another_process_are_removed_an_hour_la
         await pipeline.commits.commit(TABLE, setting(str(number)))
     assert len(world.metadata_files()) == 5
     world.clock.advance(HOUR - 1)
-    assert await world.upkeep() == 0, "an engine may still read them"
+    assert await world.clean_up() == 0, "an engine may still read them"
     world.clock.advance(1)
-    await world.upkeep()
+    await world.clean_up()
     assert len(world.metadata_files()) == 2
     assert await world.store.list_all(catalog_keys.RETIRED) == []
     assert (await world.another(8).tables.load(TABLE)).table.properties["a"] == "3"
@@ -500,7 +500,7 @@ async def test_hazard_23_the_orphan_scan_keeps_recently_retired_files() -> None:
     for number in range(4):
         await world.catalog.commits.commit(TABLE, setting(str(number)))
     old_files(world.disk).update(world.metadata_files())
-    await world.upkeep()
+    await world.clean_up()
     assert len(world.metadata_files()) == 5, "written long ago, but part of the table until now"
 
 
@@ -531,7 +531,7 @@ async def test_hazard_23_a_past_outside_of_the_warehouse_is_not_touched() -> Non
     for number in range(3):
         await world.catalog.commits.commit(OTHER, setting(str(number)))
     world.clock.advance(HOUR)
-    await world.upkeep()
+    await world.clean_up()
     assert outside.removeprefix("file:") in world.disk.names()
 
 

@@ -72,7 +72,7 @@ async def test_hazard_49_the_table_of_a_deleted_topic_becomes_an_ordinary_table(
     assert "deleted_topics" in await world.left(), "by the end of it"
     other = Identifier(NS, "other")
     await world.catalog.tables.rename(TABLE, other, is_forced=True)
-    await world.upkeep()
+    await world.clean_up()
     assert await world.left() == []
     assert "icestream.topic" not in (await world.catalog.tables.load(other)).table.properties
     await world.catalog.tables.drop(other)
@@ -88,7 +88,7 @@ async def test_hazard_49_a_topic_that_is_created_again_gets_its_own_table() -> N
     await broker.delete_topic(TOPIC)
     again = await world.log_of(broker)
     await world.catalog.topics.bind_empty(Identifier(NS, "second"), again)
-    await world.upkeep()
+    await world.clean_up()
     assert sorted(await world.left()) == ["bound", "topics"]
     assert await world.catalog.topics.table_of(again.topic_id) == Identifier(NS, "second")
     await broker.shutdown()

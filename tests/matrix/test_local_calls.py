@@ -33,7 +33,7 @@ from icestream.rpc.handshake import Hello, HelloCredential
 from icestream.rpc.link import Link
 from icestream.security.principal import local_user
 from tests.support.access_world import ALLOWED, DENIED, ORDERS, UNAUTHENTICATED, access_world, outcome_of
-from tests.support.raw_client import ConnectionClosed, ack, block, credit, ping, publish, raw_client
+from tests.support.raw_client import ClosedByBroker, ack, block, credit, ping, publish, raw_client
 
 pytestmark = pytest.mark.asyncio
 TOPIC, SUBSCRIPTION = {"topic": "/shop/orders"}, {"topic": "/shop/orders", "subscription": "old"}
@@ -41,7 +41,7 @@ ADMIN = ("admin on cluster",)
 ACCOUNT = "service:local:nobody"
 
 
-class Call(NamedTuple):
+class TriedCall(NamedTuple):
     """How a call is tried.
 
     rules       that allow exactly it; empty: it needs none
@@ -56,24 +56,24 @@ class Call(NamedTuple):
     neighbours: tuple[str, ...] | None = None
 
 
-def of_topic(action: str, outcome: str = ALLOWED, **more: Any) -> Call:
-    return Call({**TOPIC, **more}, (f"{action} on /shop/orders",), outcome)
+def of_topic(action: str, outcome: str = ALLOWED, **more: Any) -> TriedCall:
+    return TriedCall({**TOPIC, **more}, (f"{action} on /shop/orders",), outcome)
 
 
-def of_subscription(action: str, outcome: str = ALLOWED, **more: Any) -> Call:
-    return Call({**SUBSCRIPTION, **more}, (f"{action} on subscription:/shop/orders/old",), outcome)
+def of_subscription(action: str, outcome: str = ALLOWED, **more: Any) -> TriedCall:
+    return TriedCall({**SUBSCRIPTION, **more}, (f"{action} on subscription:/shop/orders/old",), outcome)
 
 
-def of_namespace(action: str, namespace: str = "shop", **more: Any) -> Call:
-    return Call({"namespace": namespace, **more}, (f"{action} on namespace:/{namespace}",))
+def of_namespace(action: str, namespace: str = "shop", **more: Any) -> TriedCall:
+    return TriedCall({"namespace": namespace, **more}, (f"{action} on namespace:/{namespace}",))
 
 
-def of_cluster(action: str, outcome: str = ALLOWED, **arguments: Any) -> Call:
-    return Call(arguments, (f"{action} on cluster",), outcome)
+def of_cluster(action: str, outcome: str = ALLOWED, **arguments: Any) -> TriedCall:
+    return TriedCall(arguments, (f"{action} on cluster",), outcome)
 
 
-def administration(outcome: str = ALLOWED, **arguments: Any) -> Call:
-    return Call(arguments, ADMIN, outcome)
+def administration(outcome: str = ALLOWED, **arguments: Any) -> TriedCall:
+    return TriedCall(arguments, ADMIN, outcome)
 
 
 TOPIC_RECORD = records.encode(records.TopicRecord(1, 1, DispatchMode.RELIABLE, 0, ""))
@@ -81,28 +81,28 @@ ONLINE = "storage.iceberg_config.writer_batch_size"
 _ASK_FOR_COMMIT = cmd.PutWithTtl("/pipeline/commit_now", b"", 1000)
 COMMIT_NOW = cmd.encode_envelope(cmd.Envelope(cmd.VERSION, b"", 0, 0, _ASK_FOR_COMMIT))
 NO_CLUSTER = errors.InvalidInput.code  # this broker is not part of one
-CALLS: dict[str, Call] = {
+CALLS: dict[str, TriedCall] = {
     # producers and consumers; those of handles are tried below
     "open_producer": of_topic("produce", producer="p"),
-    "open_producer, create": Call(
+    "open_producer, create": TriedCall(
         {"topic": "/shop/new", "producer": "p", "create": True}, ("produce,create on /shop/new",)
     ),
-    "subscribe": Call(
+    "subscribe": TriedCall(
         {**SUBSCRIPTION, "consumer": "c", "type": "shared"}, ("consume on subscription:/shop/orders/old",)
     ),
     "seek": of_subscription("alter", start="earliest"),
     # topics
-    "create_topic": Call({"topic": "/shop/new"}, ("create on /shop/new",)),
+    "create_topic": TriedCall({"topic": "/shop/new"}, ("create on /shop/new",)),
     "delete_topic": of_topic("delete"),
-    "delete_topic, purge": Call({**TOPIC, "table": "purge"}, ("delete,table-write on /shop/orders",)),
-    "undelete_topic": Call(TOPIC, ADMIN, errors.UnknownTopic.code),
-    "list_deleted_topics": Call({}, ADMIN),
-    "takeover_topic": Call(TOPIC, ADMIN, errors.InvalidInput.code),
+    "delete_topic, purge": TriedCall({**TOPIC, "table": "purge"}, ("delete,table-write on /shop/orders",)),
+    "undelete_topic": TriedCall(TOPIC, ADMIN, errors.UnknownTopic.code),
+    "list_deleted_topics": TriedCall({}, ADMIN),
+    "takeover_topic": TriedCall(TOPIC, ADMIN, errors.InvalidInput.code),
     "describe_topic": of_topic("describe"),
     "topic_policies": of_topic("describe"),
     "topic_policies, change": of_topic("alter", policies={"max_producers": 3}),
-    "list_topics": Call({}, ("describe on /shop/orders",), names="/shop/orders"),
-    "page_topics": Call({"namespace": "shop"}, ("describe on /shop/orders",), names="/shop/orders"),
+    "list_topics": TriedCall({}, ("describe on /shop/orders",), names="/shop/orders"),
+    "page_topics": TriedCall({"namespace": "shop"}, ("describe on /shop/orders",), names="/shop/orders"),
     "inspect_topic": of_topic("describe"),
     "topic_history": of_topic("describe"),
     "page_gaps": of_topic("describe", shard=0),
@@ -112,7 +112,7 @@ CALLS: dict[str, Call] = {
     # subscriptions
     "page_subscriptions": of_topic("describe"),
     "inspect_subscription": of_subscription("describe"),
-    "create_subscription": Call(
+    "create_subscription": TriedCall(
         {"topic": "/shop/orders", "subscription": "s"}, ("alter on subscription:/shop/orders/s",)
     ),
     "change_subscription": of_subscription("alter", max_dispatch_rate=5),
@@ -120,9 +120,9 @@ CALLS: dict[str, Call] = {
     "page_consumers": of_subscription("describe"),
     "disconnect_consumer": of_subscription("alter", errors.NotConnected.code, consumer="c"),
     # namespaces
-    "list_namespaces": Call({}, ("describe on namespace:/shop",), names="shop"),
+    "list_namespaces": TriedCall({}, ("describe on namespace:/shop",), names="shop"),
     "describe_namespace": of_namespace("describe"),
-    "create_namespace": Call({"namespace": "new"}, ("create on namespace:/new",)),
+    "create_namespace": TriedCall({"namespace": "new"}, ("create on namespace:/new",)),
     "delete_namespace": of_namespace("delete", "spare"),
     "set_namespace_policies": of_namespace("alter", policies={}),
     # the node and the cluster
@@ -133,8 +133,8 @@ CALLS: dict[str, Call] = {
     "set_setting": administration(key=ONLINE, value=64),
     "unset_setting": administration(key=ONLINE),
     "health": of_cluster("describe"),
-    "ports": Call(),
-    "places": Call(),
+    "ports": TriedCall(),
+    "places": TriedCall(),
     "cluster_status": of_cluster("describe", NO_CLUSTER),
     "cluster_verify": of_cluster("describe", NO_CLUSTER),
     "cluster_add": administration(NO_CLUSTER, address="127.0.0.1:1"),
@@ -183,15 +183,15 @@ CALLS: dict[str, Call] = {
     "page_mqtt_sessions": of_cluster("describe"),
     "inspect_mqtt_session": of_cluster("describe", errors.UnknownSession.code, client_id="absent"),
     "kick_mqtt_client": of_cluster("alter", errors.UnknownSession.code, client_id="absent"),
-    "kick_mqtt_client, session": Call(
+    "kick_mqtt_client, session": TriedCall(
         {"client_id": "absent", "delete_session": True}, ("alter,delete on cluster",), errors.UnknownSession.code
     ),
     "page_mqtt_subscriptions": of_cluster("describe"),
-    "page_mqtt_topics": Call({}, ("describe on mqtt:orders/#",), names="orders/1"),
-    "page_mqtt_retained": Call({}, ("describe on mqtt:orders/#",), names="orders/1"),
-    "page_mqtt_retained, payload": Call({"has_payload": True}, ("consume on mqtt:orders/#",), names="retained"),
-    "clear_mqtt_retained": Call({"filter": "orders/#"}, ("produce on mqtt:orders/#",), names="'cleared': 1"),
-    "page_mqtt_routes": Call(
+    "page_mqtt_topics": TriedCall({}, ("describe on mqtt:orders/#",), names="orders/1"),
+    "page_mqtt_retained": TriedCall({}, ("describe on mqtt:orders/#",), names="orders/1"),
+    "page_mqtt_retained, payload": TriedCall({"has_payload": True}, ("consume on mqtt:orders/#",), names="retained"),
+    "clear_mqtt_retained": TriedCall({"filter": "orders/#"}, ("produce on mqtt:orders/#",), names="'cleared': 1"),
+    "page_mqtt_routes": TriedCall(
         {}, ("describe on /mqtt/messages",), names="/mqtt/messages", neighbours=("all on /shop/*",)
     ),
     # security
@@ -218,10 +218,10 @@ CALLS: dict[str, Call] = {
     "security_delete_grant": administration(errors.UnknownAccount.code, grant_id="x"),
     "security_unpark_grant": administration(errors.UnknownAccount.code, grant_id="x"),
     "security_explain": administration(principal=str(local_user("root")), action="consume", resource="/a/b"),
-    "security_whoami": Call(),
+    "security_whoami": TriedCall(),
     # By what the caller sends, not by its rights.
-    "security_login": Call({"name": "root", "password": "wrong"}, outcome=UNAUTHENTICATED),
-    "security_init": Call({"name": "eve", "password": "correct horse battery"}, outcome=errors.AlreadyExists.code),
+    "security_login": TriedCall({"name": "root", "password": "wrong"}, outcome=UNAUTHENTICATED),
+    "security_init": TriedCall({"name": "eve", "password": "correct horse battery"}, outcome=errors.AlreadyExists.code),
 }
 # On handles of the connection itself, which others do not reach.
 OF_HANDLES = {"close_producer", "reset_producer", "close_consumer"}
@@ -297,7 +297,7 @@ async def test_hazard_108_a_role_makes_its_calls_and_no_other(tmp_path: Path, ro
         link, before = await world.connect(HelloCredential(role=role, secret=secret)), await world.records()
         assert world.node.services.local is not None
         for name in sorted(world.node.services.local.methods - PROCESS_CALLS[role]):
-            outcome, _ = await attempt(link, name, {**SUBSCRIPTION, **CALLS.get(name, Call()).arguments})
+            outcome, _ = await attempt(link, name, {**SUBSCRIPTION, **CALLS.get(name, TriedCall()).arguments})
             assert outcome == DENIED, name
         assert await world.records() == before
         for name in sorted(PROCESS_CALLS[role]):
@@ -387,7 +387,7 @@ async def test_frames_reach_what_their_connection_has_opened(tmp_path: Path, cal
             for stray in frames:
                 async with raw_client(address, stranger) as other:
                     await other.write(stray, ping(9))
-                    with contextlib.suppress(ConnectionClosed):
+                    with contextlib.suppress(ClosedByBroker):
                         assert (await other.read()).kind in (FrameKind.ERROR, FrameKind.PONG)
             topic = world.node.broker.topic(ORDERS)
             assert topic.published_messages == 1

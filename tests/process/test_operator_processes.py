@@ -21,7 +21,7 @@ PASSWORD = b"correct horse battery staple\n"
 FREE_PORTS = ("--set", "ports.lake=0", "--set", "ports.pipeline_metrics=0")
 
 
-class Administration:
+class AdministratorCommands:
     """`icestream …` at one broker, as its administrator."""
 
     def __init__(self, data_dir: Path) -> None:
@@ -36,7 +36,7 @@ class Administration:
         return ran.document
 
 
-class Api:
+class SecurityApi:
     """/api/v1/security of a lake process, with a token."""
 
     def __init__(self, port: int, token: str = "") -> None:
@@ -54,9 +54,9 @@ class Api:
 
 
 @pytest.fixture
-def admin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Administration:
+def admin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AdministratorCommands:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-    return Administration(tmp_path / "data")
+    return AdministratorCommands(tmp_path / "data")
 
 
 def _port(process: subprocess.Popen[str]) -> int:
@@ -66,7 +66,7 @@ def _port(process: subprocess.Popen[str]) -> int:
     return next(int(address[1]) for line in lines if (address := re.search(r"http://127\.0\.0\.1:(\d+)/", line)))
 
 
-def test_hazard_108_processes_of_an_operator_work_beside_accounts(admin: Administration) -> None:
+def test_hazard_108_processes_of_an_operator_work_beside_accounts(admin: AdministratorCommands) -> None:
     serve = ("lake", "serve", "--broker", str(admin.data_dir), *FREE_PORTS, "--output", "json")
     with ServeProcess(admin.data_dir) as broker:
         broker.greeting()
@@ -81,7 +81,7 @@ def test_hazard_108_processes_of_an_operator_work_beside_accounts(admin: Adminis
         token = admin.security("tokens", "create", "root", "--days", "1")["token"]
 
         with icestream_process(*serve) as process:
-            api = Api(_port(process), token)
+            api = SecurityApi(_port(process), token)
             until(lambda: api("GET", "whoami")[0] == 200)
             _administer_over_http(api)
             # A new secret ends the older one; the process reads it for its next connection.
@@ -105,7 +105,7 @@ def test_hazard_108_processes_of_an_operator_work_beside_accounts(admin: Adminis
                 again.stopped_in_order()
 
 
-def _run_pipeline(admin: Administration) -> None:
+def _run_pipeline(admin: AdministratorCommands) -> None:
     admin.security("process-secret", "pipeline")
     arguments = ("pipeline", "run", "--broker", str(admin.data_dir), *FREE_PORTS, "--output", "json")
     with icestream_process(*arguments) as process:
@@ -113,8 +113,8 @@ def _run_pipeline(admin: Administration) -> None:
         until(lambda: admin.run("pipeline", "status").code == 0)  # it has a lease and reports
 
 
-def _administer_over_http(api: Api) -> None:
-    anonymous = Api(api.port)
+def _administer_over_http(api: SecurityApi) -> None:
+    anonymous = SecurityApi(api.port)
     assert api.made("GET", "whoami")["is_administrator"]
     assert anonymous.made("GET", "whoami")["principal"] == "anonymous"
     for method, path in (("GET", "accounts"), ("GET", "grants"), ("POST", "keys"), ("GET", "roles")):
@@ -126,7 +126,7 @@ def _administer_over_http(api: Api) -> None:
     api.made("PUT", "roles/shop", {"rules": [{"actions": ["write"], "resource": "/shop/*"}]})
     grant = api.made("POST", "grants", {"principal": principal, "role": "shop"})
     issued = api.made("POST", "tokens", {"principal": principal, "ttl_seconds": 3600})
-    ingest = Api(api.port, issued["token"])
+    ingest = SecurityApi(api.port, issued["token"])
     assert ingest.made("GET", "whoami")["grants"] == ["shop"]
     question = {"principal": principal, "action": "produce", "resource": "/shop/orders"}
     allowed = ingest.made("POST", "explain", question)
@@ -148,15 +148,17 @@ def _administer_over_http(api: Api) -> None:
     (old,) = api.made("GET", "keys")["keys"]
     rotated = api.made("POST", "keys")["key_ids"]
     assert rotated[1:] == [old["key_id"]]
-    assert Api(api.port, second["token"])("GET", "whoami")[0] == 200
-    newer = Api(api.port, api.made("POST", "tokens", {"principal": "root", "ttl_seconds": 3600})["token"])
+    assert SecurityApi(api.port, second["token"])("GET", "whoami")[0] == 200
+    newer = SecurityApi(api.port, api.made("POST", "tokens", {"principal": "root", "ttl_seconds": 3600})["token"])
     assert newer.made("DELETE", f"keys/{old['key_id']}")["key_ids"] == rotated[:1]
-    assert Api(api.port, second["token"])("GET", "whoami")[0] == 401
+    assert SecurityApi(api.port, second["token"])("GET", "whoami")[0] == 401
     assert api("GET", "whoami")[0] == 401
     api._headers.update(newer._headers)
 
 
-def test_hazard_112_tokens_of_the_settings_are_refused_beside_accounts_at_the_start(admin: Administration) -> None:
+def test_hazard_112_tokens_of_the_settings_are_refused_beside_accounts_at_the_start(
+    admin: AdministratorCommands,
+) -> None:
     tokens = secret_file(admin.data_dir.parent / "tokens", "a-token-of-at-least-thirty-two-bytes\n")
     setting = ("--set", f"lake.token_file={tokens}")
     with ServeProcess(admin.data_dir, *setting) as broker:

@@ -44,7 +44,7 @@ MESSAGES = TopicName("mqtt", "messages")
 
 
 @dataclass
-class Sent:
+class PublishedMessage:
     """A message that was published."""
 
     topic: str
@@ -67,7 +67,7 @@ class ReaderModel:
     stale: set[bytes] = field(default_factory=set)  # acked before the session of now began
     is_gone = False  # the session ended, and the client has not connected since
 
-    def begin_again(self, sent: Mapping[bytes, Sent]) -> None:
+    def begin_again(self, sent: Mapping[bytes, PublishedMessage]) -> None:
         """Its session is gone, with all that it was owed."""
         for state in (self.filters, self.ever, self.must, self.owned, self.in_flight):
             state.clear()
@@ -88,7 +88,7 @@ class SessionModel(RuleBasedStateMachine):
         self.broker: Broker | None = None
         self.readers = {name: ReaderModel() for name in READERS}
         self.publisher: WorldClient | None = None
-        self.sent: dict[bytes, Sent] = {}
+        self.sent: dict[bytes, PublishedMessage] = {}
         self.unacked: dict[int, tuple[bytes, bool]] = {}  # packet id: payload, whether PUBREC came (QoS 2)
         self.count = 0
         self.restarts = 0
@@ -323,7 +323,7 @@ class SessionModel(RuleBasedStateMachine):
             for _ in range(count):
                 self.count += 1
                 payload = b"%d" % self.count
-                self.sent[payload] = Sent(topic, qos)
+                self.sent[payload] = PublishedMessage(topic, qos)
                 packet_id = self.count % 60_000 + 1 if qos else 0
                 if qos:
                     self.unacked[packet_id] = (payload, False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ from tests.support.topic_lake import TopicLake, row
 ORDERS = TopicName("default", "orders")
 
 
+class Crash(BaseException):
+    """Ends a backup, an archive or a restore as kill -9 does: nothing of it goes on, and no handler of errors runs."""
+
+
 class LocalSource:
     """Files of the warehouse."""
 
@@ -40,6 +44,19 @@ class LocalSource:
         with Path(location.removeprefix("file:")).open("rb") as file:
             while chunk := file.read(limits.BACKUP_CHUNK_BYTES):
                 yield chunk
+
+
+class RecordingSource:
+    """A source of files that remembers which were read; put in the place of that of a run."""
+
+    def __init__(self, run: BackupRun) -> None:
+        self.read: list[str] = []
+        self._source = run._source
+        run._source = self
+
+    def chunks(self, location: str) -> Iterable[bytes]:
+        self.read.append(location)
+        return self._source.chunks(location)
 
 
 class BackupWorld:

@@ -57,7 +57,7 @@ class DeletionWorld:
         self.files = LocalFiles(open_local, InlineOffload())
         self.avro = ManifestReader(self.files, InlineOffload())
         self.catalog = Catalog(self.store, self.files, self.clock, SystemRandomness(), f"file:{folder}/warehouse")
-        self.upkeep = self.catalog.cleanup(self.avro)
+        self.cleanup = self.catalog.cleanup(self.avro)
         self.broker: Broker
         self._lives: list[InterruptibleDriver] = []
 
@@ -110,7 +110,7 @@ class DeletionWorld:
 
     async def settle(self) -> None:
         await quiet()
-        async for _ in self.upkeep.work():
+        async for _ in self.cleanup.work():
             pass
 
     async def rows(self, table: Identifier = TABLE) -> list[bytes]:

@@ -15,7 +15,7 @@ BUCKET = "objects"
 TIME = "2026-01-01T00:00:00.000Z"
 
 
-class Handler(BaseHTTPRequestHandler):
+class ObjectHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     objects: dict[str, bytes]
 
@@ -83,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def gcs_server() -> Iterator[str]:
     """Runs the server; yields its address."""
-    handler = type("Objects", (Handler,), {"objects": {}})
+    handler = type("Objects", (ObjectHandler,), {"objects": {}})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()

@@ -25,7 +25,7 @@ WAIT_SECONDS = 20.0
 HELLO = Hello()
 
 
-class ConnectionClosed(Exception):
+class ClosedByBroker(Exception):
     """The broker ended the connection."""
 
 
@@ -95,10 +95,10 @@ class RawClient:
                 except BlockingIOError:
                     continue
                 except ConnectionError:
-                    raise ConnectionClosed from None
+                    raise ClosedByBroker from None
                 if not data:
                     self.close()  # the broker waits for that
-                    raise ConnectionClosed
+                    raise ClosedByBroker
                 self._frames += self._stream.feed(data)
         return self._frames.popleft()
 
@@ -117,7 +117,7 @@ class RawClient:
         try:
             while True:
                 frames.append(await self.read())
-        except ConnectionClosed:
+        except ClosedByBroker:
             return frames
 
     async def published(self, number: int) -> list[PartResult]:

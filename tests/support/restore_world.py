@@ -31,10 +31,6 @@ from tests.support.topic_lake import TopicLake
 BESIDE = TopicName("default", "orders_restored")
 
 
-class Crash(BaseException):
-    """Ends a restore as kill -9 does."""
-
-
 class RestoreWorld:
     """Restores of a backup into the node of a world."""
 

@@ -146,8 +146,8 @@ class CatalogWorld:
     def cleanup_of(self, catalog: Catalog) -> CatalogCleanup:
         return catalog.cleanup(ManifestReader(self.files, InlineOffload()))
 
-    async def upkeep(self) -> int:
-        """Does the maintenance that is due; returns the number of steps."""
+    async def clean_up(self) -> int:
+        """Performs the clean-up that is due; returns the number of steps."""
         return len([None async for _ in self.keeping.work()])
 
     async def with_table(self, name: str = "table", **request: Any) -> Identifier:

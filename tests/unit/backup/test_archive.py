@@ -22,16 +22,12 @@ from icestream.processes.point_in_time import END, CutOffset, CutTime, base_for
 from icestream.processes.restore_run import restorable_topics
 from icestream.runtime.clock import SystemClock
 from tests.support.archive_world import ArchiveWorld, archive_world, topic_names
-from tests.support.backup_world import ORDERS
+from tests.support.backup_world import ORDERS, Crash
 from tests.support.fake_clock import FakeClock
 
 pytestmark = pytest.mark.asyncio
 COLD = {"wal": {"warm_ms": 0, "warm_bytes": 0}}
 KEY = BackupKey(bytes(range(32)))
-
-
-class Crash(BaseException):
-    """Ends a pass as kill -9 does."""
 
 
 async def prepare(world: ArchiveWorld) -> int:

@@ -22,16 +22,12 @@ from icestream.catalogs.table_catalog import CommitRefused, TableChange
 from icestream.metadata.snapshot import load_snapshot
 from icestream.model.shard import ShardKey
 from icestream.wal.checkpoint import decode_checkpoint
-from tests.support.backup_world import BackupWorld, backup_world
+from tests.support.backup_world import BackupWorld, Crash, RecordingSource, backup_world
 from tests.support.lakehouse import duckdb_with_iceberg
 from tests.support.topic_lake import TABLE
 
 pytestmark = pytest.mark.asyncio
 KEY = BackupKey(bytes(range(32)))
-
-
-class Crash(BaseException):
-    """Ends a run as kill -9 does: nothing of it goes on."""
 
 
 async def prepare(world: BackupWorld, published: int = 10, committed: int = 6) -> int:
@@ -211,20 +207,12 @@ async def test_an_incremental_backup_reads_only_new_files(tmp_path: Path) -> Non
         await prepare(world)
         parent = await world.back_up()
         await world.commit(9, is_floor_moved=True)
-        read: list[str] = []
         child = world.run(parent=parent.id)
-        chunks = child._source.chunks
-
-        class Source:
-            def chunks(self, location: str) -> object:
-                read.append(location)
-                return chunks(location)
-
-        child._source = Source()  # type: ignore[assignment]
+        source = RecordingSource(child)
         root = await child.run()
         rows = [row for row in await world.stored().rows_of(root.id) if row.role == "data"]
         assert sorted((row.first_offset, row.end_offset) for row in rows) == [(0, 6), (6, 9)]
-        assert len([path for path in read if path.endswith(".parquet")]) == 1
+        assert len([path for path in source.read if path.endswith(".parquet")]) == 1
         # The parent goes, the child stays whole (hazard 92).
         deleted = await world.stored().delete(parent.id)
         assert deleted.kept > 0

@@ -14,10 +14,10 @@ from icestream.iceberg.identifier import Identifier
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.processes.restore_run import RestoreEffect
-from tests.support.backup_world import ORDERS, BackupWorld, backup_world
+from tests.support.backup_world import ORDERS, BackupWorld, Crash, backup_world
 from tests.support.broker_machine import quiet, subscribe
 from tests.support.lakehouse import duckdb_with_iceberg
-from tests.support.restore_world import BESIDE, Crash, RestoreWorld
+from tests.support.restore_world import BESIDE, RestoreWorld
 
 pytestmark = pytest.mark.asyncio
 TOPIC_EFFECTS = [effect for effect in RestoreEffect if effect not in (RestoreEffect.ACCOUNTS, RestoreEffect.SESSIONS)]

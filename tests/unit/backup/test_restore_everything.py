@@ -30,10 +30,10 @@ from icestream.schema.kinds import SchemaType
 from icestream.security.key_ring import KeyRing, create_wrapping_key
 from icestream.security.principal import service_account
 from icestream.security.security_records import RuleRecord
-from tests.support.backup_world import ORDERS, BackupWorld, backup_world
+from tests.support.backup_world import ORDERS, BackupWorld, Crash, backup_world
 from tests.support.broker_machine import quiet, subscribe
 from tests.support.mqtt_world import connected
-from tests.support.restore_world import Crash, RestoreWorld
+from tests.support.restore_world import RestoreWorld
 
 pytestmark = pytest.mark.asyncio
 DEFINITION = b'{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'

@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from icestream.backup.seed_manifest import SeedOptions, check_options, manifest_
 from icestream.observability import metrics
 from icestream.runtime.tasks import InlineOffload
 from icestream.settings import load
-from tests.support.backup_world import BackupWorld, backup_world
+from tests.support.backup_world import BackupWorld, RecordingSource, backup_world
 
 pytestmark = pytest.mark.asyncio
 ENABLED = SeedOptions(enable=True)
@@ -148,17 +147,9 @@ async def test_b_08_sha256_of_every_file_in_one_read(tmp_path: Path) -> None:
     async with backup_world(tmp_path) as world:
         await prepare(world)
         run = world.run(seed=ENABLED)
-        read: list[str] = []
-        chunks = run._source.chunks
-
-        class Source:
-            def chunks(self, location: str) -> Iterator[bytes]:
-                read.append(location)
-                return chunks(location)
-
-        run._source = Source()
+        source = RecordingSource(run)
         await run.run()
-    assert len(read) == len(set(read)), "no file is read twice"
+    assert len(source.read) == len(set(source.read)), "no file is read twice"
     for file in described(tmp_path / "backups"):
         content = (tmp_path / "backups" / file["file_name"]).read_bytes()
         assert file["sha256"] == hashlib.sha256(content).hexdigest()

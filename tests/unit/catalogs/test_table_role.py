@@ -33,7 +33,7 @@ class TokenService:
         self.forms: list[dict[str, list[str]]] = []
         service = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class TokenHandler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 service.forms.append(parse_qs(body.decode()))
@@ -47,7 +47,7 @@ class TokenService:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.server = HTTPServer(("127.0.0.1", 0), TokenHandler)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.unit.cli.test_commands import SHOWN, words
 PASSWORD = b"correct horse battery staple\n"
 
 
-class SecuredBroker:
+class AdministeredBroker:
     """A broker with security on, and commands of its administrator."""
 
     def __init__(self, test_broker: testing.TestBroker) -> None:
@@ -37,21 +37,21 @@ class SecuredBroker:
 
 
 @pytest.fixture
-def open_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SecuredBroker]:
+def open_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AdministeredBroker]:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("ICESTREAM_TOKEN_FILE", raising=False)
     with testing.broker(storage="disk") as test_broker:
-        yield SecuredBroker(test_broker)
+        yield AdministeredBroker(test_broker)
 
 
 @pytest.fixture
-def broker(open_broker: SecuredBroker) -> SecuredBroker:
+def broker(open_broker: AdministeredBroker) -> AdministeredBroker:
     open_broker.ask("init", "admin")
     open_broker.ask("login", "admin")
     return open_broker
 
 
-def test_init_prints_what_to_do_next_and_works_once(open_broker: SecuredBroker) -> None:
+def test_init_prints_what_to_do_next_and_works_once(open_broker: AdministeredBroker) -> None:
     assert open_broker.ask("whoami")["is_enabled"] is False
     assert open_broker.run("users", "list").code == 4
     ran = open_broker.run("init", "admin")
@@ -71,7 +71,7 @@ def test_init_prints_what_to_do_next_and_works_once(open_broker: SecuredBroker) 
     assert wrapping_key.stat().st_mode & 0o777 == 0o600
 
 
-def test_without_a_login_nothing_is_shown_or_changed(open_broker: SecuredBroker) -> None:
+def test_without_a_login_nothing_is_shown_or_changed(open_broker: AdministeredBroker) -> None:
     open_broker.ask("init", "admin")
     for arguments in (
         ("users", "list"), ("tokens", "list"), ("roles", "list"), ("grants", "list"),
@@ -84,7 +84,7 @@ def test_without_a_login_nothing_is_shown_or_changed(open_broker: SecuredBroker)
     assert "credential is not valid" in open_broker.run("login", "admin", given=b"wrong password\n").err
 
 
-def test_users_grants_and_explanations(broker: SecuredBroker) -> None:
+def test_users_grants_and_explanations(broker: AdministeredBroker) -> None:
     assert broker.ask("whoami")["principal"] == "user:local:admin"
     assert broker.ask("users", "create", "alice")["principal"] == "user:local:alice"
     denied = broker.ask("explain", "alice", "consume", "/default/orders")
@@ -113,7 +113,7 @@ def test_users_grants_and_explanations(broker: SecuredBroker) -> None:
 
 
 def test_a_token_is_printed_once_used_listed_and_revoked(
-    broker: SecuredBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: AdministeredBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.ask("users", "create", "ingest", "--service")
     issued = broker.ask("tokens", "create", "service:local:ingest", "--days", "1", "--note", "nightly")
@@ -143,7 +143,7 @@ def test_a_token_is_printed_once_used_listed_and_revoked(
         assert token not in ran.err
 
 
-def test_a_new_password_ends_the_login(broker: SecuredBroker) -> None:
+def test_a_new_password_ends_the_login(broker: AdministeredBroker) -> None:
     broker.ask("users", "password", "admin", given=b"another long password\n")
     assert "not valid" in broker.run("users", "list").err
     assert broker.run("login", "admin").code != 0
@@ -151,7 +151,7 @@ def test_a_new_password_ends_the_login(broker: SecuredBroker) -> None:
     assert broker.ask("whoami")["is_administrator"]
 
 
-def test_recovery_by_the_owner_of_the_data_directory(broker: SecuredBroker) -> None:
+def test_recovery_by_the_owner_of_the_data_directory(broker: AdministeredBroker) -> None:
     wrapping_key = broker.node.settings.data_dir / "security" / "wrapping.key"
     wrapping_key.unlink()
     assert broker.run("recover", "carol").code == 4, "a script must pass --yes"
@@ -161,7 +161,9 @@ def test_recovery_by_the_owner_of_the_data_directory(broker: SecuredBroker) -> N
     assert wrapping_key.exists(), "the lost wrapping key is replaced, with new signing keys"
 
 
-def test_the_commands_of_the_page_work(broker: SecuredBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page_work(
+    broker: AdministeredBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("admin", "alice"):
         secret_file(tmp_path / f"{name}.password", PASSWORD)
@@ -183,7 +185,7 @@ def test_the_commands_of_the_page_work(broker: SecuredBroker, tmp_path: Path, mo
             assert broker.ask("users", "list")
 
 
-def test_a_password_on_two_lines_or_none_is_refused(open_broker: SecuredBroker, tmp_path: Path) -> None:
+def test_a_password_on_two_lines_or_none_is_refused(open_broker: AdministeredBroker, tmp_path: Path) -> None:
     secret_file(tmp_path / "two", "one\ntwo\n")
     assert "more than one line" in open_broker.run("init", "--password-file", str(tmp_path / "two")).err
     assert "no password" in open_broker.run("init", given=b"").err
@@ -196,7 +198,7 @@ def test_a_password_on_two_lines_or_none_is_refused(open_broker: SecuredBroker, 
     assert open_broker.ask("whoami")["is_enabled"] is False
 
 
-def test_the_records_hold_no_password_and_no_key_in_clear(broker: SecuredBroker) -> None:
+def test_the_records_hold_no_password_and_no_key_in_clear(broker: AdministeredBroker) -> None:
     snapshot = broker.node.store.node.machine  # type: ignore[attr-defined]  # of a broker on disk
     values = b"".join(entry.value for _, entry in snapshot.page(records.SECURITY, "", 1_000))
     assert PASSWORD.strip() not in values
@@ -204,7 +206,7 @@ def test_the_records_hold_no_password_and_no_key_in_clear(broker: SecuredBroker)
     assert CLUSTER.segments == ()
 
 
-def test_doctor_shows_the_checks_of_a_broker_with_accounts_after_a_login(open_broker: SecuredBroker) -> None:
+def test_doctor_shows_the_checks_of_a_broker_with_accounts_after_a_login(open_broker: AdministeredBroker) -> None:
     open_broker.ask("init", "admin")
     command = ("doctor", *open_broker.local, "--set", f"ports.broker_http={open_broker.node.services.http.port}")
     before = {row["check"]: row["finding"] for row in icestream(*command, "--output", "json").document}

@@ -22,7 +22,7 @@ from icestream.testing import TestBroker
 from tests.support.held_sink import held_log
 from tests.support.native_sockets import is_stopped, set_send_buffer
 from tests.support.native_wires import use_wire
-from tests.support.raw_client import ConnectionClosed, RawClient, ack, block, call, credit, ping, publish, raw_client
+from tests.support.raw_client import ClosedByBroker, RawClient, ack, block, call, credit, ping, publish, raw_client
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
@@ -535,7 +535,7 @@ async def _until_the_end(client: RawClient) -> list[Frame]:
             received.append(await client.read())
         while True:
             received.append(await client.read(0.05))
-    except (ConnectionClosed, TimeoutError):
+    except (ClosedByBroker, TimeoutError):
         return received
 
 

@@ -47,7 +47,7 @@ class Node:
         return self._tls
 
 
-class Cluster:
+class MqttNodes:
     """Two nodes with MQTT; the first client makes one of them MQTT's."""
 
     def __init__(self, nodes: TwoNodes, tls: Sequence[ListenerTls | None], proxies: Sequence[str]) -> None:
@@ -86,9 +86,9 @@ class Cluster:
 @asynccontextmanager
 async def cluster(
     tls: Sequence[ListenerTls | None] = (None, None), proxies: Sequence[str] = ()
-) -> AsyncIterator[Cluster]:
+) -> AsyncIterator[MqttNodes]:
     async with two_nodes(mqtt=MQTT) as nodes:
-        cluster = Cluster(nodes, tls, proxies)
+        cluster = MqttNodes(nodes, tls, proxies)
         await cluster.open()
         try:
             yield cluster

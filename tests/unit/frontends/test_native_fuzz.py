@@ -22,7 +22,7 @@ from icestream.rpc.frame import COMPRESSED, AckRanges, Frame, FrameKind, Publish
 from icestream.rpc.handshake import Hello
 from icestream.testing import TestBroker
 from tests.support.native_sockets import incomplete_bytes
-from tests.support.raw_client import ConnectionClosed, RawClient, ack, block, call, credit, ping, publish, raw_client
+from tests.support.raw_client import ClosedByBroker, RawClient, ack, block, call, credit, ping, publish, raw_client
 
 pytestmark = pytest.mark.asyncio
 TOPIC = "/default/orders"
@@ -129,7 +129,7 @@ async def read_answers(client: RawClient, broker: TestBroker) -> list[Frame]:
         except TimeoutError:
             if connection is not None and incomplete_bytes(connection) and not connection._is_closing:
                 break
-        except ConnectionClosed:
+        except ClosedByBroker:
             assert frames, "it was closed without a word"
             assert (frames[-1].kind, frames[-1].number) == (FrameKind.ERROR, 0)
             break

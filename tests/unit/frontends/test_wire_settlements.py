@@ -22,7 +22,7 @@ from icestream.rpc import document, frame
 from icestream.rpc.frame import CUMULATIVE, AckRanges, Frame, FrameKind, Outcome, PublishPart
 from icestream.testing import TestBroker
 from tests.support.native_wires import use_wire
-from tests.support.raw_client import ConnectionClosed, RawClient, block, credit, ping, publish, raw_client
+from tests.support.raw_client import ClosedByBroker, RawClient, block, credit, ping, publish, raw_client
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio
@@ -340,7 +340,7 @@ async def decisions(broker: TestBroker, seed: int) -> object:
                     pongs.append(received.number)
                 elif received.kind == FrameKind.ERROR:
                     ending = str(document.decode_error(received.body))
-        except ConnectionClosed:
+        except ClosedByBroker:
             pass
         credits_ = {
             consumer.name: consumer.credit_messages

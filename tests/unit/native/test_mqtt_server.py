@@ -74,12 +74,12 @@ class Server:
             self.poll()
         return rows
 
-    def client(self, version: ProtocolVersion = V3, client_id: str = "c") -> Client:
+    def client(self, version: ProtocolVersion = V3, client_id: str = "c") -> MqttSocket:
         """A connection whose CONNECT was accepted."""
-        return Client(self, version, client_id)
+        return MqttSocket(self, version, client_id)
 
 
-class Client:
+class MqttSocket:
     def __init__(self, server: Server, version: ProtocolVersion, client_id: str) -> None:
         self.server, self.version = server, version
         self.socket = server.connect()

@@ -19,7 +19,7 @@ OLD, NEW, OTHER = "0" * 15 + "1", "0" * 15 + "2", "0" * 15 + "3"
 pytestmark = pytest.mark.asyncio
 
 
-class Cluster:
+class RejoinedNode:
     """The metadata store as node NEW sees it, which joined anew in the place of OLD; OTHER is another member."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ async def new_log(path: Path) -> bytes:
 
 
 async def test_a_rejoined_node_must_have_the_log_of_its_predecessor(tmp_path: Path) -> None:
-    cluster = Cluster()
+    cluster = RejoinedNode()
     log_id = await new_log(tmp_path / "wal")
     await record_log(cluster.store, cluster.owners(OLD), log_id)
     assert await check_log(cluster.store, cluster.owners(), tmp_path / "wal", has_topics=True)
@@ -58,14 +58,14 @@ async def test_a_rejoined_node_must_have_the_log_of_its_predecessor(tmp_path: Pa
 
 
 async def test_topics_of_a_predecessor_without_a_record_need_its_log(tmp_path: Path) -> None:
-    cluster = Cluster()
+    cluster = RejoinedNode()
     assert await check_log(cluster.store, cluster.owners(), tmp_path / "gone", has_topics=True)
     assert not await check_log(cluster.store, cluster.owners(), tmp_path / "gone", has_topics=False)
 
 
 async def test_the_log_of_another_member_is_named(tmp_path: Path) -> None:
     """This holds for a node without a recorded log, and for one with another recorded log."""
-    cluster = Cluster()
+    cluster = RejoinedNode()
     log_id = await new_log(tmp_path / "wal")
     await record_log(cluster.store, cluster.owners(OTHER), log_id)
     with pytest.raises(errors.ForeignLog, match=f"it is log {log_id.hex()}, of node node-3") as raised:
@@ -78,7 +78,7 @@ async def test_the_log_of_another_member_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_record_of_an_older_version_adopts_the_id_of_the_existing_log(tmp_path: Path) -> None:
-    cluster = Cluster()
+    cluster = RejoinedNode()
     await cluster.store.put(NODE_LOGS + NEW, b"{}")
     log_id = await new_log(tmp_path / "wal")
     assert await check_log(cluster.store, cluster.owners(), tmp_path / "wal", has_topics=False)

@@ -156,7 +156,7 @@ AUTHORITY = trustme.CA()
 def serving(answer: Answer) -> Iterator[tuple[str, ssl.SSLContext]]:
     """A TLS server; yields its address and a context that trusts it."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class KeySetHandler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             with contextlib.suppress(OSError):
                 answer(self)
@@ -164,7 +164,7 @@ def serving(answer: Answer) -> Iterator[tuple[str, ssl.SSLContext]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), KeySetHandler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     AUTHORITY.issue_cert("localhost").configure_cert(context)
     server.socket = context.wrap_socket(server.socket, server_side=True)

@@ -25,7 +25,7 @@ PRODUCERS = (11, 12)
 EPOCH = 1
 
 
-class Sent(NamedTuple):
+class SentBatch(NamedTuple):
     """A batch as a producer sends it; `producer` None: without numbers."""
 
     producer: int | None
@@ -55,7 +55,7 @@ def new_appender(mode: SyncMode = SyncMode.ALWAYS) -> Appender:
     return appender
 
 
-def group_of(sent: Sequence[Sent]) -> tuple[BlockGroup, bytes]:
+def group_of(sent: Sequence[SentBatch]) -> tuple[BlockGroup, bytes]:
     """The group of batches that stand shard by shard."""
     blocks = [batch.block for batch in sent]
     ends = [sum(map(len, blocks[: index + 1])) for index in range(len(blocks))]
@@ -72,7 +72,7 @@ def group_of(sent: Sequence[Sent]) -> tuple[BlockGroup, bytes]:
     return group, b"".join(blocks)
 
 
-def append_alone(appender: Appender, sent: Sequence[Sent]) -> list[Result]:
+def append_alone(appender: Appender, sent: Sequence[SentBatch]) -> list[Result]:
     shards = [appender.state.shard(KEYS[batch.shard]) for batch in sent]
     batches = [
         AppendBatch(shard, batch.rows, batch.block, batch.numbering) for shard, batch in zip(shards, sent, strict=True)
@@ -80,7 +80,7 @@ def append_alone(appender: Appender, sent: Sequence[Sent]) -> list[Result]:
     return appender.append(batches, 1)
 
 
-def append_group(appender: Appender, sent: Sequence[Sent]) -> list[Result]:
+def append_group(appender: Appender, sent: Sequence[SentBatch]) -> list[Result]:
     """Appends a group; returns the result of each batch."""
     group, blocks = group_of(sent)
     keys = [KEYS[sent[start].shard] for start, _ in group.shard_ranges()]
@@ -105,7 +105,7 @@ def comparable(results: Sequence[Result]) -> list[object]:
 
 BATCHES = st.lists(
     st.builds(
-        Sent,
+        SentBatch,
         st.sampled_from([None, *PRODUCERS]),
         st.integers(0, 6),
         st.integers(1, 3),
@@ -117,7 +117,9 @@ BATCHES = st.lists(
 
 
 @given(st.lists(BATCHES, min_size=1, max_size=4), st.sampled_from(SyncMode))
-def test_a_group_has_the_results_and_the_bytes_of_its_batches_alone(ticks: list[list[Sent]], mode: SyncMode) -> None:
+def test_a_group_has_the_results_and_the_bytes_of_its_batches_alone(
+    ticks: list[list[SentBatch]], mode: SyncMode
+) -> None:
     alone, grouped = new_appender(mode), new_appender(mode)
     for batches in ticks:
         sent = sorted(batches, key=lambda batch: batch.shard)
@@ -135,37 +137,37 @@ def test_producers_that_send_in_order_stay_known_beyond_their_window() -> None:
     appender = new_appender()
     batches = 3 * limits.PRODUCER_WINDOW_BATCHES
     for number in range(batches):
-        (placed,) = append_group(appender, [Sent(11, number, 1)])
+        (placed,) = append_group(appender, [SentBatch(11, number, 1)])
         assert placed == Placed(number, number + 1)
         ticket = appender.drain_writes()[-1].ticket
         appender.progress(ticket, ticket)
     (window,) = [window for _, _, window in appender.state.producers.windows()]
     assert (window.expected, len(window.sent)) == (batches, limits.PRODUCER_WINDOW_BATCHES)
-    (repeated,) = append_group(appender, [Sent(11, batches - 1, 1)])
+    (repeated,) = append_group(appender, [SentBatch(11, batches - 1, 1)])
     assert repeated == Duplicate(batches - 1, batches)
 
 
 def test_a_producer_with_a_full_window_in_flight_is_refused() -> None:
     appender = new_appender()
     for number in range(limits.PRODUCER_WINDOW_BATCHES):
-        append_group(appender, [Sent(11, number, 1)])
-    (refused,) = append_group(appender, [Sent(11, limits.PRODUCER_WINDOW_BATCHES, 1)])
+        append_group(appender, [SentBatch(11, number, 1)])
+    (refused,) = append_group(appender, [SentBatch(11, limits.PRODUCER_WINDOW_BATCHES, 1)])
     assert isinstance(refused, errors.InFlightFull)
 
 
 def test_a_rolled_back_group_is_expected_again() -> None:
     appender = new_appender()
-    append_group(appender, [Sent(11, 0, 2), Sent(12, 0, 1)])
+    append_group(appender, [SentBatch(11, 0, 2), SentBatch(12, 0, 1)])
     appender.drain_writes()
     appender.roll_back()
     appender.file_ready(2, 64 * limits.MIB)
     appender.rotate()
-    assert append_group(appender, [Sent(11, 0, 2), Sent(12, 0, 1)]) == [Placed(0, 1), Placed(2, 1)]
+    assert append_group(appender, [SentBatch(11, 0, 2), SentBatch(12, 0, 1)]) == [Placed(0, 1), Placed(2, 1)]
 
 
 def test_a_group_without_room_in_any_file_gets_no_offsets() -> None:
     appender = new_appender()
-    sent = [Sent(None, 0, 1, shard) for shard in range(len(KEYS))]
+    sent = [SentBatch(None, 0, 1, shard) for shard in range(len(KEYS))]
     group, blocks = group_of(sent)
     shards = [appender.state.shard(key) for key in KEYS]
     assert appender.file is not None
@@ -179,7 +181,7 @@ def test_a_group_without_room_in_any_file_gets_no_offsets() -> None:
 
 @pytest.mark.parametrize("rejected", [set(), {0}, {1}, {0, 2}, {3}, {0, 1, 2, 3}])
 def test_the_blocks_without_the_rejected_ones_are_the_others_in_order(rejected: set[int]) -> None:
-    sent = [Sent(None, 0, 1), Sent(None, 5, 2), Sent(None, 9, 3), Sent(None, 1, 1, 2)]
+    sent = [SentBatch(None, 0, 1), SentBatch(None, 5, 2), SentBatch(None, 9, 3), SentBatch(None, 1, 1, 2)]
     group, blocks = group_of(sent)
     kept = [[batch for index, batch in enumerate(sent) if index not in rejected and batch.shard == n] for n in (0, 2)]
     assert group.stored(rejected, blocks) == (
@@ -189,7 +191,13 @@ def test_the_blocks_without_the_rejected_ones_are_the_others_in_order(rejected: 
 
 
 def test_a_group_splits_into_the_groups_of_its_shards() -> None:
-    sent = [Sent(11, 0, 1), Sent(None, 5, 2), Sent(12, 9, 3, 1), Sent(11, 1, 1, 2), Sent(11, 2, 1, 2)]
+    sent = [
+        SentBatch(11, 0, 1),
+        SentBatch(None, 5, 2),
+        SentBatch(12, 9, 3, 1),
+        SentBatch(11, 1, 1, 2),
+        SentBatch(11, 2, 1, 2),
+    ]
     parts = group_of(sent)[0].split(group_of(sent)[1])
     for shard, (group, blocks) in enumerate(parts):
         expected, expected_blocks = group_of([batch for batch in sent if batch.shard == shard])
