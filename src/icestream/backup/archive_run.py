@@ -135,14 +135,18 @@ class ArchiveRun:
         self._on_effect(ArchiveEffect.MARK)
         mark = await self._mark(end)
         archive = self._archive
+        # The first pass, or a log that was replaced: what this process remembers says nothing, the last object in the
+        # target does.
         if archive is None or end is None or archive.log_id != mark.log_id:
             archive = StoredArchive(self._target, self._node, mark.log_id, self._offload, self._key)
             self._on_effect(ArchiveEffect.LOCATE)
             end = await self._locate(archive)
             self._archive = archive
+            # Marked again: the first mark holds the log for an end that the target may not have.
             mark = await self._mark(end)
         gap = None
         if end is None:
+            # A new archive begins at the present end of the log: it is replayed on a backup made after this moment.
             end = _End(0, "", mark.synced_lsn + 1, mark.revision, mark.now_us)
             is_new = True
         else:
@@ -157,7 +161,8 @@ class ArchiveRun:
             if sealed:
                 objects, size = objects + 1, size + sealed
                 await self._write_head(archive, end)
-            gap, is_new = None, False
+            gap, is_new = None, False  # stated once, by the first object behind it
+            # Up to the mark and no further: a pass beside a busy producer would never end.
             if end.end_lsn > mark.synced_lsn:
                 break
         self.until_us = mark.now_us
@@ -214,6 +219,7 @@ class ArchiveRun:
         nonce = self._randomness.token(NONCE_PREFIX_BYTES)
         data = await self._offload.run(lambda: self._encode(header, changes, state, log, nonce))
         self._on_effect(ArchiveEffect.SEAL)
+        # Exclusive: if another archiver of this node took the number, this pass fails, and nothing is replaced.
         await self._target.put_new(name, data)
         metrics.ARCHIVE_OBJECTS.inc()
         metrics.ARCHIVE_BYTES.inc(len(data))

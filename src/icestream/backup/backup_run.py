@@ -268,11 +268,12 @@ class BackupRun:
                 await self._copy_table(topic, topic.table, unchanged)
         await self._flush()
         self.progress.phase = "finish"
+        # Last of all objects: without a root there is no backup, so one that was cut off can only be resumed.
         root = await self._write_root()
         self._on_effect(BackupEffect.INVENTORY)
         await update_inventory(self._target, self._stored, self._now_ms)
         self._on_effect(BackupEffect.RELEASE)
-        if root.kind == "copy":
+        if root.kind == "copy":  # a reference backup needs the files of the tables as long as it exists
             await self._release(self._cut.topics)
         await self._stored.remove_progress(self._plan.id)
         self.progress.phase = "done"
@@ -289,6 +290,8 @@ class BackupRun:
         self._on_effect(BackupEffect.BEGIN)
         await self._begin(node_state, begun_ms)
         async with self._renewing():
+            # Tables first, then the ends of the log: what the pipeline commits in between is in the tails, too. In the
+            # other order a pinned table could have rows beyond the end of its shard (ADR 71).
             tables = {table.topic.topic_id: table async for table in self._pin_tables()}
             self._on_effect(BackupEffect.CUT)
             ends = await self._node.cut()

@@ -1,7 +1,7 @@
 """Verifies a backup by its target alone: no broker, no catalog.
 
     quick    root and object list fit their digests; each object exists with its size; tails cover every offset between
-             the tables and the ends; manifests of seed 003 that the root calls missing are told
+             the tables and the ends; manifests of seed 003 that the root calls missing are reported
     deep     every byte of every object is read: its digest is its name, frames authenticate, tails decode and cover
              their offsets, the metadata store loads, checkpoints decode, views name files of the list, data files have
              their rows
@@ -59,7 +59,7 @@ class BackupVerification:
         self._on_progress = on_progress
 
     async def verify(self, backup_id: str, *, is_deep: bool) -> list[BackupFinding]:
-        """All findings. Raises UnknownBackup, and BackupDamaged if the root itself cannot be read."""
+        """Returns all findings. Raises UnknownBackup, and BackupDamaged if the root itself cannot be read."""
         root = await self._stored.root(backup_id)
         try:
             rows = [*await self._stored.object_rows(root)]
@@ -107,7 +107,7 @@ class BackupVerification:
             self._on_progress(len(part))
 
     async def _check_object(self, row: ObjectRow, *, is_deep: bool) -> list[BackupFinding]:
-        if ":" in row.path:
+        if ":" in row.path:  # an absolute location: a file of the warehouse, not an object of the target
             return await self._check_original(row, is_deep=is_deep)
         size = await self._stored.target.size(row.path)
         if size is None:
@@ -239,7 +239,7 @@ def _check_coverage(root: BackupRoot, topic: TopicCut, shard: ShardCut) -> list[
 
 
 def _check_content(row: ObjectRow, data: bytes) -> list[BackupFinding]:
-    """Whether the plain bytes of an object are what its role says."""
+    """Checks that the plain bytes of an object are what its role says; returns the findings."""
     try:
         if row.role == "metadata":
             load_snapshot(io.BytesIO(data).read)

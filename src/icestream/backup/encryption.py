@@ -140,11 +140,13 @@ def decrypt(name: str, chunks: Iterable[bytes], key: BackupKey, role: str) -> It
     if front[: len(MAGIC)] != MAGIC or len(front) < len(MAGIC) + _LENGTH.size:
         raise errors.BackupDamaged(f"{name} is not an encrypted object")
     key_id = source.take(_LENGTH.unpack(front[len(MAGIC) :])[0]).decode("ascii", "replace")
+    # Not authenticated yet: it only decides which error a wrong key gets. Every frame below proves it.
     if key_id != key.id:
         raise errors.ConfigurationError(f"{name} is encrypted with key {key_id[:40]!r}, the key given is {key.id!r}")
     prefix = source.take(NONCE_PREFIX_BYTES)
     cipher, number = key.cipher(), 0
     while True:
+        # The tag covers number and `is_last`, so frames that were reordered, repeated or cut off do not authenticate.
         frame = source.take(_FRAME_BYTES + _TAG_BYTES)
         is_last = source.is_empty()
         try:

@@ -92,6 +92,7 @@ class ObjectUpload:
                 self._on_bytes(len(chunk))
                 yield chunk
 
+        # Spooled first: the name of an object is the digest of its bytes, which is known when they have all been read.
         number, path = tempfile.mkstemp(dir=self.target.spool)
         try:
             with os.fdopen(number, "wb") as file:
@@ -102,6 +103,7 @@ class ObjectUpload:
                     sizes[1] += len(chunk)
                     file.write(chunk)
                 file.flush()
+                # Synced before it gets its name: an object that exists has all of its bytes, also after a power loss.
                 os.fsync(file.fileno())
         except BaseException:
             Path(path).unlink(missing_ok=True)

@@ -88,10 +88,12 @@ def _refusal(
     status: int, kind: str, message: str, details: Object, expected: Expected, is_own: bool
 ) -> errors.IcestreamError:
     """Returns the error for a status and an error type."""
+    # 429 is a refusal before anything was done. After any 5xx the change may have been applied: gateways send them too.
     if status == 429 or status >= 500:
         hint = "check the log messages of the catalog"
         return errors.StorageUnavailable(message, hint=hint, is_ambiguous=status != 429)
     if status in (401, 403, 419):
+        # Our own catalog answers 403 for what the rules of a topic's table forbid, which no other token would change.
         if is_own and status == 403:
             return errors.TopicTableConflict(message)
         hint = "check `token` or `credential` of storage.iceberg_config.catalog and their permissions"

@@ -204,12 +204,14 @@ class Calls:
             or not (is_known or machine.get(removed_key(predecessor)) is not None)
         ):
             return
+        # A node that still answers has not been replaced: removed now, it would lose its vote while it serves topics.
         progress = node.status()["progress"].get(predecessor)
         if predecessor == node.id or (predecessor in self._members() and progress is not None and progress[2]):
             raise errors.NotReady(
                 f"node {wire.id_text(predecessor)} still answers, or did a moment ago",
                 hint="the call is retried automatically",
             )
+        # The successor is recorded before the removal: a topic whose owner is removed without one counts as orphaned.
         entry = machine.get(removed_key(predecessor))
         if entry is None or not entry.value:
             await self._host.running.put(removed_key(predecessor), encode_removed(wire.id_text(successor)))

@@ -154,6 +154,7 @@ class SessionLog:
             raise errors.InFlightFull("the session log waits for room in the log", hint="send again in a moment")
         self.table.check(records)
         transaction = encode_transaction(records)
+        # Before the table: a refusal changes nothing.
         receipt = self._append(records, transaction, message)
         if on_durable is not None:
             receipt.add_done_callback(partial(self._appended, [on_durable]))
@@ -213,6 +214,7 @@ class SessionLog:
                 transaction = encode_transaction(records)
                 receipt = self._append(records, transaction)
             except errors.Refused:
+                # They are applied already, so they are not refused but wait, and everything later waits behind them.
                 self.flush_later(limits.SESSION_RETRY_SECONDS)
                 return
             except errors.IcestreamError as error:
@@ -315,6 +317,7 @@ class SessionLog:
             return
         newest = self._storage.log_file_number
         for session_id, base in list(self._bases.items()):
+            # Bases rise by offset: behind the first one in a recent file there is none in an old file.
             if bytes_max <= 0 or base.file_number >= newest - 1:
                 return
             bytes_max -= self._rewrite(session_id)
@@ -344,6 +347,7 @@ class SessionLog:
                 case rec.SessionRecord() | rec.NodeBeat():
                     self._drop_base(record.session_id)
                     self._rewriting.discard(record.session_id)
+                    # The session may have ended while its block was in flight: a base would hold the log for nothing.
                     if not record.session_id or record.session_id in self.table.sessions:
                         self._bases[record.session_id] = block
                         self._base_bytes += size

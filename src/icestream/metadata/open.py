@@ -192,6 +192,7 @@ async def open_on(
     offload = threads("metadata-files")
     watermark: Watermark | None = None
     try:
+        # Under the lock: another process that still runs would move it.
         watermark = open_watermark()
         mark = watermark.read() if checks_mark else None
         log_id, cluster_id = randomness.token(16), randomness.token(16)

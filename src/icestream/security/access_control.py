@@ -138,6 +138,8 @@ class AccessControl:
             self._find_end = find_end
         if self.authenticator is not None:
             self.authenticator.forget_tokens()
+        # In slices, because a node may have tens of thousands of holds. Meanwhile `require` decides by the new policy
+        # already; only rights that are held live on for these moments.
         slices = _Slices(self._clock)
         for session in list(self._sessions):
             await slices.pause()

@@ -101,6 +101,7 @@ class Authenticator:
         except InvalidToken as failure:
             metrics.LOGINS.add("failed")
             self._on_failed(FailedLogin(_claimed_name(credential), address, listener, str(failure)))
+            # One answer for every reason: what was wrong is for the audit, not for whoever tries names and tokens.
             raise unauthenticated() from None
         except errors.Refused:
             metrics.LOGINS.add("throttled")
@@ -151,11 +152,13 @@ class Authenticator:
         if (identity := self._verified.find(token, is_danube)) is None:
             identity = await self._read_token(token, is_danube=is_danube)
             self._verified.add(token, is_danube, identity)
+        # Also for a cached one: the signature stays valid when the account or the token is revoked.
         if not self.is_current(identity):
             raise InvalidToken("revoked")
         return identity
 
     async def _read_token(self, token: str, *, is_danube: bool) -> CallerIdentity:
+        # The claimed issuer only chooses the keys, and each of them verifies tokens of its own issuer alone.
         unverified = parse_token(token)
         if unverified.issuer == ISSUER:
             return self._service_tokens.verify(unverified)
@@ -175,8 +178,9 @@ class Authenticator:
                 await self._clock.sleep(delay_ms / 1000)
             account = self._directory.find_user(name) if name else None
             stored_hash = account.password_hash if account is not None else None
+            # Also without an account, against a hash that nothing fits: the time does not tell which names exist.
             fits = await self._passwords.verify(stored_hash, credential.password, address)
-        except BaseException:
+        except BaseException:  # also a cancelled login: its place in the queue of the name is free again
             self._throttle.abandon(address, name)
             raise
         if not fits or account is None:

@@ -403,8 +403,11 @@ class Appender:
         reservations: list[tuple[Shard, int]] = []
         needs_sync = self.mode is SyncMode.ALWAYS
         if not needs_sync:
+            # A power loss may take this record back after clients have seen its offsets. A synced promise above them
+            # keeps them from being given out again (ADR 3).
             needs_sync = self._reserve_offsets(reservations)
         for shard in self._gathered:
+            # Each file names the topics that it holds, so that it can be read when all files before it are gone.
             if shard.entry_file != file.number:
                 self._add_topic_note(shard)
         sections, ends = self._sections(file, now_us)

@@ -109,7 +109,7 @@ class ConnectedClient:
         self._unparking: asyncio.Task[None] | None = None
         self._holds: dict[str, int] = {}  # by filter, as the client wrote it
         self._awaited: SyncBarrier | None = None
-        self._burst_token: object = None  # of the rights by which routes were told last
+        self._burst_token: object = None  # the policy with which routes were resolved last
 
     @property
     def client_id(self) -> str:
@@ -133,18 +133,20 @@ class ConnectedClient:
         return self._version
 
     def begin(self) -> None:
+        """Attaches the connection to its session when CONNACK has left: deliveries begin."""
         if not self.is_over:
             self.session.attach_link(self.link, self._window)
             self._service.began(self)
             self.session.pump()
 
     def end(self, ended: ConnectionEnded) -> None:
+        """Ends the connection for a reason, which decides about the will and the expiry of the session."""
         if not self.is_over:
             self.close()
             self._service.ended(self, ended)
 
     def close(self) -> None:
-        """The connection has no part in its session any more."""
+        """Detaches the connection from its session: packets are ignored from now on, and its rights are released."""
         self.is_over = True
         self._parked.clear()
         if self._awaited is not None:
@@ -158,6 +160,7 @@ class ConnectedClient:
     # --- PUBLISH ---
 
     def publish(self, messages: Sequence[ReceivedMessage]) -> None:
+        """Stores or offers messages; each is settled at its link when its outcome is known."""
         if self.is_over:
             return
         if self._parked:
@@ -188,7 +191,7 @@ class ConnectedClient:
             else:
                 runs[route.key] = _StoreJob(route, [message])
                 jobs.append(runs[route.key])
-        self._service.log.flush()  # what waits for a write goes with this one
+        self._service.log.flush()  # session records that wait for a write share the record of the log with these blocks
         for index, job in enumerate(jobs):
             waiting = self._store_qos2(job) if job.is_qos2 else self._store_run(job.route, job.messages)
             if waiting:
@@ -206,6 +209,7 @@ class ConnectedClient:
         )
 
     def publish_route(self, topic: str) -> PublishRoute | None:
+        """Returns the shards to which the wire may send messages of a topic in bursts; None: each is handed over."""
         if self.is_over:
             return None
         service = self._service
@@ -252,7 +256,8 @@ class ConnectedClient:
             if len(run) == 1:
                 self._refuse(run, error)
                 return ()
-            for index in range(len(run)):  # one of them is the reason: each is judged by itself
+            # One message is the reason for which the block was refused. Stored one by one, the others get their acks.
+            for index in range(len(run)):
                 if self._store_run(route, run[index : index + 1]):
                     return run[index:]
             return ()

@@ -876,9 +876,10 @@ class MqttService:
         packet = PublishPacket(will.topic, will.payload, will.qos, 0, will.is_retained, False, properties)
         route = self.routes.route_of(will.topic)
         owner = self.log.table.sessions[will.session_id].owner
+        # Decided when it is published, not at CONNECT: the grant may have ended since (hazard 113).
         if not self.is_will_allowed(owner, client_id, will.topic, route.target.topic.name):
             _log.warning("a will is not published: its client may not publish to the topic any more", topic=will.topic)
-            if records:
+            if records:  # closed all the same: it must not fire after the next start
                 self.log.stage(records, on_durable)
             return
         metrics.MQTT_WILLS.inc()

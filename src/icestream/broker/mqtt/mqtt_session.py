@@ -292,6 +292,7 @@ class SessionReader:
 
     def offer(self, feed: ShardFeed, offset: int, row: MqttMessage, generations: Sequence[Generation]) -> None:
         key = feed.key
+        # A detached session gets its rows by catching up: one that is taken here would overtake those that it is owed.
         if key in self._detached:
             if self._counts_owed:
                 self._owe(key, row)
@@ -304,6 +305,7 @@ class SessionReader:
         if matched is None:
             return
         if not self.is_online:
+            # Only QoS 1 and 2 are owed to a client that is away (hazard 57): QoS 0 does not make a session fall behind.
             if matched.qos and self.is_kept:
                 self.detach(key, offset)
                 self._owe(key, row)
@@ -312,6 +314,7 @@ class SessionReader:
             return
         if self._batch_key != key:
             self.flush()
+        # Rows of former routes come first (hazard 64): while the session is behind in one, later rows wait as well.
         if not self.has_room(matched.qos, self._batch) or (self._detached and self._former_jobs()):
             self.detach(key, offset)
             self._owe(key, row)
@@ -658,6 +661,7 @@ class SessionReader:
                     first = runs_end
                 for index in range(first, bisect_left(offsets, end)):
                     offset, topic = offsets[index], topics[index]
+                    # Rows that match nothing fill no batch: this bound ends the turn when few of many match.
                     looked_at += 1
                     if looked_at > limits.MQTT_CATCH_UP_ROWS:
                         return offset
@@ -714,6 +718,7 @@ class SessionReader:
                 return start
             room = self.room_for(decision.qos, batch)
             if room:
+                # A part of the run is taken where the window ends; the rest is looked at again from its first row on.
                 batch.add_run(messages, plain, base, start, min(run_end, start + room), decision)
             if room < run_end - start:
                 return start + room

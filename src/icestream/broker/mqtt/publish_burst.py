@@ -7,7 +7,7 @@ its own.
 
     checked for     that
     each client     it has not ended or been taken over (hazard 59), none of its messages waits for room, and the rights
-                    by which its routes were told are still those of the policy (hazard 72)
+                    that its routes were resolved with are still those of the policy (hazard 72)
     each shard      no policy of the topic looks at single messages
     the log         it has room, and takes the blocks as one group
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 class BurstShard(NamedTuple):
+    """A shard of a route, and its topic, whose counters a burst raises."""
+
     topic: BrokerTopic
     key: ShardKey
 
@@ -60,6 +62,10 @@ class BurstStore:
         return [self.queue_of(target.topic, key) for key in target.keys]
 
     def publish_burst(self, burst: PublishBurst, on_done: Callable[[BurstFailure | None], None]) -> bool:
+        """Stores a burst as one group. False: nothing was stored, its messages are to be handed over one by one.
+
+        `on_done` is called when the burst is durable (None), was refused, or its outcome is unknown.
+        """
         service, blocks = self._service, burst.blocks
         for session in burst.sessions:
             if session is None or not session.takes_bursts:
@@ -72,7 +78,7 @@ class BurstStore:
             or service.needs_decisions((shard.topic for shard in shards), burst.largest_message_bytes)
         ):
             return False
-        service.log.flush()  # what waits for a write goes with this one
+        service.log.flush()  # session records that wait for a write share the record of the log with this group
         try:
             receipt = storage.store_group([shard.key for shard in shards], blocks, burst.group)
         except errors.IcestreamError:

@@ -65,13 +65,16 @@ class SharedGroup(SessionReader):
     # --- members ---
 
     def join(self, member: MqttSession) -> None:
+        """Adds a member, which gets rows from now on."""
         self.members[member] = None
         self.pump()
 
     def leave(self, member: MqttSession) -> None:
+        """Removes a member; `return_entries` gives what it had in flight to others."""
         self.members.pop(member, None)
 
     def generation_of(self, member: MqttSession) -> Generation | None:
+        """The subscription by which a session is a member; None if it has ended."""
         return member.state.open_generation(self.text)
 
     def return_entries(self, holder: SessionState, entries: Sequence[rec.InFlightEntry]) -> None:
@@ -137,6 +140,7 @@ class SharedGroup(SessionReader):
         room = {member: member.room for member in ready}
         assigned: dict[MqttSession, list[PendingRow]] = {}
         for row, matched in rows:
+            # Round robin; a member without room is passed over, and each is tried once for a row.
             for _ in ready:
                 self._next_member += 1
                 member = ready[self._next_member % len(ready)]
@@ -228,6 +232,7 @@ class SharedGroup(SessionReader):
             except errors.IcestreamError as error:
                 _log.warning("a returned message cannot be read now", shard=str(key), error=str(error))
                 return False
+            # While the row was read, the holder may have come back, or the members have filled up.
             if not self._returned or self._returned[0].entry is not entry or not self.has_room(1, RowBatch()):
                 continue
             self._returned.popleft()

@@ -88,6 +88,7 @@ class Purges:
         self._failed_keys: set[str] = set()
 
     async def next_due_ms(self) -> int | None:
+        """When the next purge is due; None without any."""
         times = [record.time_ms for _, _, record in await self._records()]
         return min(times) + limits.CATALOG_FILE_GRACE_MS if times else None
 
@@ -157,7 +158,7 @@ class Purges:
         damaged: dict[str, str] = {}
         async for _ in self._remove(purge, in_use, damaged):
             yield
-        for file, reason in [*damaged.items()][:1]:
+        for file, reason in [*damaged.items()][:1]:  # one warning, however many files are damaged
             _log.warning(
                 "purge leaves damaged manifests, and the files that only these name",
                 table=purge.location,
@@ -223,6 +224,7 @@ class Purges:
 
         def removable(path: str) -> str | None:
             location = normalize_or_none(path)
+            # A path that cannot be normalized might be another spelling of a file in use (hazard 82).
             if location is None or location in in_use or path in damaged:
                 return None
             return location if is_inside(location, purge.location) else None
@@ -230,6 +232,8 @@ class Purges:
         def on_damaged(file: str, error: errors.IcestreamError) -> None:
             damaged[file] = str(error)
 
+        # Data files go before the manifests that name them, and the metadata file goes last: after a crash every file
+        # that is left can still be found from it.
         manifests: list[str] = []
         async for manifest in manifests_of(purge.table, self._manifests, on_damaged):
             yield

@@ -160,10 +160,11 @@ def default_target(state: TableState, log: TopicLog) -> int | None:
     for snapshot in lineage(state.table, current):
         progress = snapshot_progress(state.table, snapshot["snapshot-id"], topic_id, base)
         if not progress.is_known:
-            break
+            break  # nor is that of any older snapshot: which offsets they hold cannot be told
         is_below = all(progress.last_round.committed.get(shard, 0) <= start for shard, start in starts.items())
         is_picked = picked_round(state.table, snapshot, topic_id) is not None and _log_reaches(log, starts)
         if is_below and not is_picked:
+            # Rows that another engine has changed since are not in the log: only an operator may give them up.
             if undone is not None:
                 raise errors.TopicTableConflict(
                     f"{_first_words(starts)} can be written again from the log, but going back to snapshot "

@@ -39,6 +39,8 @@ from icestream.model.pipeline_file_name import PipelineFileKind, parse_pipeline_
 def check_files(claim: RewriteClaim, changes: FileChanges, binding: Binding | None = None) -> None:
     """Raises RangeRefused for a rewrite that does not fit the table any more, and Contradiction for one that never did.
     `changes`: by the manifests of its snapshot and of the parent. `binding`: for the details of a refusal."""
+    # First what may have become wrong since the job was planned: RangeRefused, which plans it again. Then what no plan
+    # may contain: Contradiction, which is not retried.
     removed = {file.location for file in changes.removed}
     if not_live := claim.replaced - removed:
         raise range_refused(binding, "not_live", f"{min(not_live)} is not a live file of the table any more")

@@ -242,7 +242,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
                     self._changed.discard(topic_id)
         planned.sort(key=lambda entry: -len(entry.group.files))
         step = planned[: limits.COMPACTION_STEP_GROUPS]
-        if len(planned) > len(step):
+        if len(planned) > len(step):  # the rest does not wait for the interval
             self._next_plan_ns = self._clock.monotonic_ns()
         return CompactionPlan(step) if step else None
 

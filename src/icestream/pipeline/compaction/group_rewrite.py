@@ -91,6 +91,8 @@ def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> G
         locations.append(file.location)
     if failures := store.settle():
         return GroupResult(job.number, reason=next(iter(failures.values())), read_bytes=inputs.bytes)
+    # The digest is of the files as they are read back, not of the rows that were to be written: a fault of encoder or
+    # store makes it differ from that of the inputs, and the catalog refuses the rewrite (ADR 64).
     added = sum_of(_stored_digest(store.read(location)) for location in locations)
     return GroupResult(
         job.number,

@@ -121,6 +121,7 @@ def plan_removal(kept: RetentionLimits, state: RetentionState) -> RetentionPlan 
         if location in by_size or location in leftovers or not _may_go_by_age(kept, stored, state):
             continue
         rows = sum(by_age.values()) + stored.file.rows
+        # A wrong clock would make everything old at once: by age only so many rows go in a day, and the job says so.
         if rows > state.rows_by_age_max and (by_age or not state.is_one_allowed):
             is_held_back = True
             break
@@ -130,6 +131,7 @@ def plan_removal(kept: RetentionLimits, state: RetentionState) -> RetentionPlan 
         for stored in oldest_first
         if stored.is_removable and stored.file.location in by_size | leftovers | by_age.keys()
     }
+    # Only a prefix of each shard may go: readers know one first kept offset, and no holes behind it (ADR 66).
     removed, first = _prefix(oldest_first, candidates, state)
     if not removed:
         return None

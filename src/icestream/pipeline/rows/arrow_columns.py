@@ -168,6 +168,7 @@ def bytes_copied(blocks: Blocks, stored: StoredColumn, kind: Any) -> Any | None:
     row = before = 0
     for start, rows, size in zip(stored.start.tolist(), blocks.rows.tolist(), sizes.tolist(), strict=True):
         value_ends = blocks.halves[start >> 2 : (start >> 2) + rows + 1]
+        # Checked here, and that they rise below: Arrow follows them without a look, into the memory behind its buffer.
         if value_ends[0] or value_ends[-1] != size:
             raise errors.DecodeError("the value ends of a column do not rise to its size")
         np.add(value_ends[1:], before, out=ends[row + 1 : row + 1 + rows], casting="unsafe")
