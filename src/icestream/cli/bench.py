@@ -259,7 +259,8 @@ async def _client(target: Target, *, memory: bool) -> AsyncIterator[Client]:
     from icestream.settings import Settings
 
     tree: dict[str, Any] = {"ports": {"native": 0, "broker_http": 0}, "lake": {"managed": False}}
-    others = {"danube": {"enable": False}, "storage": {"type": "memory"}}  # Danube's fixed ports may be in use
+    # The fixed ports of Danube and MQTT may be in use.
+    others = {"danube": {"enable": False}, "mqtt": {"enable": False}, "storage": {"type": "memory"}}
     node = await BrokerNode.start(Settings.model_validate({**tree, **others}))
     try:
         async with connect(f"127.0.0.1:{node.native.port}", name=CLIENT_NAME) as client:

@@ -17,7 +17,8 @@ SHORT = ("--messages", "3000", "--acks", "20", "--size", "10")
 
 def test_with_a_broker_of_its_own_beside_another_one() -> None:
     with contextlib.ExitStack() as stack:
-        for port in (Settings().ports.native, Settings().ports.danube):
+        ports = Settings().ports
+        for port in (ports.native, ports.danube, ports.mqtt, ports.mqtt_ws):
             with contextlib.suppress(OSError):  # a broker that runs on this machine has it already
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
         ran = icestream("bench", "--memory", *SHORT, "--output", "json")
