@@ -58,6 +58,7 @@ from icestream.backup.tail_object import encode_tail
 from icestream.catalog.catalog_holds import BACKUP_TAG
 from icestream.catalog.topic_rules.snapshot_progress import snapshot_progress
 from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableCatalog, TableChange
+from icestream.iceberg import relocation
 from icestream.iceberg.conversions import integer_from_bytes
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.location import normalize
@@ -65,8 +66,8 @@ from icestream.iceberg.manifests import (
     DATA_CONTENT,
     POSITION_DELETES_CONTENT,
     ManifestEntry,
+    decode_manifest_list,
     live_entries,
-    read_manifest_file,
 )
 from icestream.iceberg.table_metadata import load as load_table
 from icestream.iceberg.values import Object
@@ -538,13 +539,12 @@ class BackupRun:
         bounds = _offset_columns(document)
         list_row = await self._copy_file(topic, table, snapshot["manifest-list"], "table-metadata", None, bounds, {})
         list_data = await self._stored.content(list_row.reference, "table-metadata")
-        records = read_manifest_file(snapshot["manifest-list"], list_data).records
-        manifests: list[table_view.SourceManifest] = []
-        for record in records:
-            path = record["manifest_path"]
+        manifests: list[relocation.SourceManifest] = []
+        for manifest in decode_manifest_list(snapshot["manifest-list"], list_data):
+            path = manifest.path
             row = await self._copy_file(topic, table, path, "table-metadata", None, bounds, {})
             data = await self._stored.content(row.reference, "table-metadata")
-            manifests.append(table_view.SourceManifest(path, data, record))
+            manifests.append(relocation.SourceManifest(path, data, manifest.record))
             entries = live_entries(path, data)
             self.progress.files_total += len(entries)
             self.progress.bytes_total += sum(entry.file_size_bytes for entry in entries)
@@ -668,7 +668,7 @@ class BackupRun:
         document: Object,
         snapshot: Object,
         list_data: bytes,
-        manifests: Sequence[table_view.SourceManifest],
+        manifests: Sequence[relocation.SourceManifest],
     ) -> None:
         self._on_effect(BackupEffect.VIEW)
         folder = layout.view_folder(self._plan.id, topic.id)
@@ -682,11 +682,11 @@ class BackupRun:
         records = []
         for number, manifest in enumerate(manifests):
             name = f"{folder}/metadata/manifest-{number}.avro"
-            rewritten = table_view.rewrite_manifest(manifest, self._target.location(name), new_path)
+            rewritten = relocation.rewrite_manifest(manifest, self._target.location(name), new_path)
             await self._put_view_file(topic, name, rewritten.data)
             records.append(rewritten.record)
         list_file = f"{folder}/metadata/{table_view.LIST_FILE}"
-        await self._put_view_file(topic, list_file, table_view.rewrite_list(list_file, list_data, records))
+        await self._put_view_file(topic, list_file, relocation.rewrite_list(list_file, list_data, records))
         metadata = table_view.view_metadata(
             document, snapshot, self._plan.id, topic.id, self._target.location(folder), self._target.location(list_file)
         )
@@ -696,7 +696,7 @@ class BackupRun:
         return row.path if ":" in row.path else self._target.location(row.path)
 
     async def _rewrite_deletes(
-        self, topic: TopicCut, folder: str, manifests: Sequence[table_view.SourceManifest]
+        self, topic: TopicCut, folder: str, manifests: Sequence[relocation.SourceManifest]
     ) -> dict[str, str]:
         """Writes position deletes anew with the paths of the backup; returns their names by their old paths. In a
         reference backup, whose data files keep their paths, nothing is rewritten."""

@@ -25,7 +25,7 @@ from icestream.backup.backup_root import BackupRoot, ShardCut, TopicCut, digest_
 from icestream.backup.object_list import ObjectRow
 from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.tail_object import decode_tail, missing_offsets
-from icestream.iceberg.manifests import live_entries, read_manifest_file
+from icestream.iceberg.manifests import decode_manifest_list, live_entries
 from icestream.metadata.snapshot import load_snapshot
 from icestream.model.shard import ShardKey
 from icestream.runtime.tasks import Offload
@@ -214,10 +214,9 @@ class BackupVerification:
         except (orjson.JSONDecodeError, KeyError) as error:
             raise errors.BackupDamaged(f"{topic.table.view} is not a metadata file: {error!r}") from None
         for manifest_list in tuple(paths):
-            for record in read_manifest_file(manifest_list, await read(manifest_list)).records:
-                path = record["manifest_path"]
-                paths.append(path)
-                paths += [entry.file_path for entry in live_entries(path, await read(path))]
+            for manifest in decode_manifest_list(manifest_list, await read(manifest_list)):
+                paths.append(manifest.path)
+                paths += [entry.file_path for entry in live_entries(manifest.path, await read(manifest.path))]
         return paths
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from icestream import errors
-from icestream.backup.table_view import SourceManifest, rewrite_manifest
 from icestream.catalog.topic_rules import removal
 from icestream.catalog.topic_rules.topic_properties import PREFIX
 from icestream.iceberg import avro, manifests, table_metadata
 from icestream.iceberg.manifests import ManifestFile, live_entries
+from icestream.iceberg.relocation import SourceManifest, rewrite_manifest
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object

@@ -5,82 +5,27 @@
     manifest-<n>.avro     its manifests: the live entries, with schema and header fields as they were
     deletes-<n>.parquet   its position deletes, which name data files in their rows
 
-Manifests are copied record by record, whichever engine and format version wrote them: only paths change. Sequence
-numbers, which decide what deletes apply to, stay with entry and manifest. The bytes depend on the input alone, so a run
-that is resumed writes the same.
+Manifests are those of the snapshot with other paths (iceberg/relocation.py). The bytes depend on the input alone, so a
+run that is resumed writes the same.
 """
 
 from __future__ import annotations
 
 import io
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 import orjson
 
-from icestream.iceberg.manifests import DELETED, POSITION_DELETES_CONTENT, read_manifest_file
 from icestream.iceberg.values import Object
 
 METADATA_FILE: Final = "v1.metadata.json"
 LIST_FILE: Final = "list.avro"
 _NAMESPACE: Final = uuid.UUID("5a3e9c1e-6b64-4d5c-9b6b-0d7c3f7c2f10")
-# Field ids of the columns of position deletes; their bounds name data files by their old paths.
-_DELETE_FILE_PATH: Final = 2147483546
 # What lies outside of the snapshot, or names places of the warehouse.
 _DROPPED: Final = ("metadata-log", "snapshot-log", "statistics", "partition-statistics", "refs", "snapshots")
 _PLACES: Final = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
-
-
-class SourceManifest(NamedTuple):
-    """A manifest of the pinned snapshot, with its record in the manifest list."""
-
-    path: str
-    data: bytes
-    record: Mapping[str, Any]
-
-
-class RewrittenManifest(NamedTuple):
-    data: bytes
-    record: dict[str, Any]
-
-
-def rewrite_manifest(
-    source: SourceManifest, path: str, new_path: Callable[[str], str], sizes: Mapping[str, int] = MappingProxyType({})
-) -> RewrittenManifest:
-    """The manifest with the paths of the backup, to be written at `path`. `new_path`: of a file, by its old path.
-    `sizes`: of files that were written anew, by their old path."""
-    file = read_manifest_file(source.path, source.data)
-    live = [record for record in file.records if record["status"] != DELETED]
-    for record in live:
-        data_file = record["data_file"]
-        if data_file.get("content") == POSITION_DELETES_CONTENT:
-            # The bounds are old paths, perhaps cut off. Without them engines compare the deletes with more files.
-            for bounds in ("lower_bounds", "upper_bounds"):
-                if data_file.get(bounds):
-                    data_file[bounds] = [pair for pair in data_file[bounds] if pair["key"] != _DELETE_FILE_PATH]
-        if data_file.get("referenced_data_file"):
-            data_file["referenced_data_file"] = new_path(data_file["referenced_data_file"])
-        data_file["file_size_in_bytes"] = sizes.get(data_file["file_path"], data_file["file_size_in_bytes"])
-        data_file["file_path"] = new_path(data_file["file_path"])
-    data = file.with_records(live, _sync_marker(source.path))
-    record = {**source.record, "manifest_path": path, "manifest_length": len(data)}
-    # Only live entries were written.
-    for name in ("deleted_files_count", "deleted_rows_count", "deleted_data_files_count"):
-        if name in record:
-            record[name] = 0
-    return RewrittenManifest(data, record)
-
-
-def rewrite_list(name: str, data: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:
-    """The manifest list with these records instead of its own."""
-    return read_manifest_file(name, data).with_records(records, _sync_marker(name))
-
-
-def _sync_marker(name: str) -> bytes:
-    """Not random, as Avro has it: a run that is resumed must write the same bytes."""
-    return uuid.uuid5(_NAMESPACE, name).bytes
 
 
 def rewrite_position_deletes(data: bytes, new_path: Callable[[str], str]) -> bytes:

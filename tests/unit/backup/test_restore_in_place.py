@@ -14,9 +14,9 @@ from icestream.metadata.command import Operation, Put
 from icestream.model.shard import ShardKey
 from icestream.processes.replaced_topic import LostOffsets
 from icestream.processes.restore_run import RestoreEffect, RestorePlan
-from tests.support.backup_world import ORDERS, BackupWorld, backup_world
+from tests.support.backup_world import ORDERS, BackupWorld, Crash, backup_world
 from tests.support.broker_machine import quiet, subscribe
-from tests.support.restore_world import Crash, RestoreWorld
+from tests.support.restore_world import RestoreWorld
 
 pytestmark = pytest.mark.asyncio
 EFFECTS = [effect for effect in RestoreEffect if effect not in (RestoreEffect.ACCOUNTS, RestoreEffect.SESSIONS)]

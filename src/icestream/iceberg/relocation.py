@@ -1,0 +1,71 @@
+"""Manifests and manifest lists with other paths: copies of a snapshot whose files lie elsewhere. Pure.
+
+Manifests are copied record by record, whichever engine and format version wrote them: only paths change, and entries
+that are not live are left out. Sequence numbers, which decide what deletes apply to, stay with entry and manifest. The
+bytes depend on the input alone.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from icestream.iceberg.manifests import DELETED, POSITION_DELETES_CONTENT, read_manifest_file
+
+_NAMESPACE: Final = uuid.UUID("5a3e9c1e-6b64-4d5c-9b6b-0d7c3f7c2f10")
+# Field ids of the columns of position deletes; their bounds name data files by their old paths.
+_DELETE_FILE_PATH: Final = 2147483546
+
+
+class SourceManifest(NamedTuple):
+    """A manifest of a snapshot, with its record in the manifest list."""
+
+    path: str
+    data: bytes
+    record: Mapping[str, Any]
+
+
+class RewrittenManifest(NamedTuple):
+    """The bytes of a manifest, and its record for the manifest list."""
+
+    data: bytes
+    record: dict[str, Any]
+
+
+def rewrite_manifest(
+    source: SourceManifest, path: str, new_path: Callable[[str], str], sizes: Mapping[str, int] = MappingProxyType({})
+) -> RewrittenManifest:
+    """Returns a manifest with other paths, to be written at `path`. `new_path`: of a file, by its old path. `sizes`: of
+    files that were written anew, by their old path. Raises MetadataFileDamaged."""
+    file = read_manifest_file(source.path, source.data)
+    live = [record for record in file.records if record["status"] != DELETED]
+    for record in live:
+        data_file = record["data_file"]
+        if data_file.get("content") == POSITION_DELETES_CONTENT:
+            # The bounds are old paths, perhaps cut off. Without them engines compare the deletes with more files.
+            for bounds in ("lower_bounds", "upper_bounds"):
+                if data_file.get(bounds):
+                    data_file[bounds] = [pair for pair in data_file[bounds] if pair["key"] != _DELETE_FILE_PATH]
+        if data_file.get("referenced_data_file"):
+            data_file["referenced_data_file"] = new_path(data_file["referenced_data_file"])
+        data_file["file_size_in_bytes"] = sizes.get(data_file["file_path"], data_file["file_size_in_bytes"])
+        data_file["file_path"] = new_path(data_file["file_path"])
+    data = file.with_records(live, _sync_marker(source.path))
+    record = {**source.record, "manifest_path": path, "manifest_length": len(data)}
+    # Only live entries were written.
+    for name in ("deleted_files_count", "deleted_rows_count", "deleted_data_files_count"):
+        if name in record:
+            record[name] = 0
+    return RewrittenManifest(data, record)
+
+
+def rewrite_list(name: str, data: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:
+    """Returns a manifest list with these records instead of its own. Raises MetadataFileDamaged."""
+    return read_manifest_file(name, data).with_records(records, _sync_marker(name))
+
+
+def _sync_marker(name: str) -> bytes:
+    """Not random, as Avro has it: a run that is resumed must write the same bytes."""
+    return uuid.uuid5(_NAMESPACE, name).bytes
