@@ -1,5 +1,5 @@
 """Durable sessions over shards: iterators, session records and their fold, retained messages, the persistence filter.
 
-Independent of the backend: shard_storage.py names the few calls that a storage must have (ADR 60). Decisions are pure;
-only session_log.py and iterator.py wait for a storage.
+It owns the records of sessions and what they mean, over any storage that has the few calls of shard_storage.py (ADR
+60). Decisions are pure; only session_log.py and iterator.py wait for a storage.
 """

@@ -1,4 +1,5 @@
 """What operators see of a process: metrics, health checks, structured log messages and spans.
 
-Every metric is declared in `metrics.py`; the HTTP listener here serves metrics and health in broker and pipeline.
+It owns the names of all metrics (`metrics.py`), the form of log lines, and the HTTP listener that serves metrics and
+health in broker and pipeline.
 """

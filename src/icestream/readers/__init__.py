@@ -1,4 +1,5 @@
 """Reads rows of topic tables by shard and offset, whichever engine wrote the files, as sections of the log.
 
-It plans scans over manifests, decodes one window of offsets at a time, and verifies tables (`verify`).
+It owns how scans are planned over manifests, decoded one window of offsets at a time, and cached; `verify` checks
+tables with the same code.
 """

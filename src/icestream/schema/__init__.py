@@ -1,4 +1,5 @@
 """Schemas of payloads: parsing, compatibility between versions, and validation of payloads. Pure.
 
-Avro, JSON Schema, Protobuf, string, number and bytes; the registry that stores them is in `broker`.
+It owns the rules of each format: Avro, JSON Schema, Protobuf, string, number and bytes. The registry that stores
+schemas is in `broker`.
 """
