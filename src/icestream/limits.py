@@ -679,6 +679,13 @@ CATALOG_RETIRED_SLOTS: Final = 4_096
 CATALOG_RETIRED_BYTES_MAX: Final = 48 * KIB
 # Records that the clean-up deletes in one transaction.
 CATALOG_RETIRED_BATCH: Final = 100
+# Condemned files of a table: records below METADATA_VALUE_BYTES_MAX, and so many of them. What does not fit is found
+# again by the next listing, or waits in the memory of the driver.
+CONDEMNED_RECORD_BYTES: Final = 48 * KIB
+CONDEMNED_RECORD_FILES: Final = 1_000
+CONDEMNED_RECORDS_MAX: Final = 64
+# How long removed files of other writers are remembered: a commit that adds one is refused.
+CONDEMNED_REMEMBERED_MS: Final = 30 * 24 * 3_600_000
 # A pass over the records of retired files lists all of them: the next one comes no sooner.
 CATALOG_RETIRED_PAUSE_MS: Final = 60_000
 # Purged tables of one look at all the others; manifests that are known to name nothing of other tables: 20 MB.

@@ -93,6 +93,7 @@ class DeletionWorld:
             self.clock,
             None,
             TagRetention(0, 0),
+            lambda: self.catalog.files_in_use(self.avro),
         )
         harness = InterruptibleDriver(outside, EmbeddedCatalog(self.catalog), fault)
         self._lives.append(harness)

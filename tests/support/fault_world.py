@@ -206,6 +206,7 @@ class FaultWorld:
             self.clock,
             self.clean_up_delay_ms,
             self.history,
+            lambda: self.making.files_in_use(self.avro),
             not self.is_foreign,
         )
         harness = InterruptibleDriver(

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from icestream.catalog.cleanup.files_in_use import FilesInUseScan
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
@@ -127,6 +128,7 @@ class DriverEnvironment(NamedTuple):
     clock: Clock
     clean_up_delay_ms: int | None  # None: no files are removed
     history: TagRetention
+    files_in_use: Callable[[], FilesInUseScan]
     has_retention: bool = True
 
 
@@ -192,7 +194,8 @@ class InterruptibleDriver:
         self.cleaner: FileCleaner | None = None
         if outside.clean_up_delay_ms is not None:
             named = ReferencedFiles(ManifestReader(files, InlineOffload()))
-            self.cleaner = FileCleaner(store, watched, files, named, clock, outside.clean_up_delay_ms)
+            in_use = outside.files_in_use()
+            self.cleaner = FileCleaner(store, watched, files, named, in_use, clock, outside.clean_up_delay_ms)
             jobs.add(FileCleanupJob(self.cleaner, self.lease, effects))
         self.driver = Driver(broker, self.lease, self.topics, jobs, effects, own_clock, options, report)
 

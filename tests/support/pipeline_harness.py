@@ -175,8 +175,9 @@ class PipelineHarness:
         jobs.add(self.ingest)
         if self.world.books.is_embedded:
             references = ReferencedFiles(ManifestReader(self.world.files, InlineOffload()))
+            in_use = self.world.making.files_in_use(ManifestReader(self.world.files, InlineOffload()))
             cleaner = FileCleaner(
-                self.world.store, self.world.catalog, self.world.files, references, self.world.clock, 0
+                self.world.store, self.world.catalog, self.world.files, references, in_use, self.world.clock, 0
             )
             jobs.add(FileCleanupJob(cleaner, self.lease, effects))
         self.driver = Driver(self.broker, self.lease, self.topics, jobs, effects, self.world.clock, options, report)

@@ -18,10 +18,12 @@ from icestream import limits
 from icestream.catalog.cleanup.catalog_cleanup import CatalogCleanup
 from icestream.catalog.cleanup.deleted_topic_tables import DeletedTopicTables
 from icestream.catalog.cleanup.file_references import ManifestSource
+from icestream.catalog.cleanup.files_in_use import FilesInUseScan
 from icestream.catalog.cleanup.orphan_metadata import OrphanMetadata
 from icestream.catalog.cleanup.purge import Purges
 from icestream.catalog.cleanup.retired_files import RetiredFiles
 from icestream.catalog.documents import Documents
+from icestream.catalog.operations.condemned_check import CondemnedCheck
 from icestream.catalog.operations.file_changes import FileChangesReader
 from icestream.catalog.operations.namespace_operations import NamespaceOperations
 from icestream.catalog.operations.relation_lookup import RelationLookup
@@ -68,12 +70,17 @@ class Catalog:
         self.relations = relations = RelationLookup(runner)
         self.namespaces = NamespaceOperations(runner, roots[0])
         file_changes = FileChangesReader(documents, offload or InlineOffload())
-        self.commits = TableCommits(runner, relations, file_changes, roots)
-        self.tables = TableOperations(runner, relations, self.commits, roots[0], roots)
+        condemned = CondemnedCheck(store, documents, offload or InlineOffload())
+        self.commits = TableCommits(runner, relations, file_changes, condemned, roots)
+        self.tables = TableOperations(runner, relations, self.commits, condemned, roots[0], roots)
         self.topics = TopicOperations(runner, relations, self.commits, roots[0])
         self.views = ViewOperations(runner, relations, roots[0], roots)
         self.places = TablePlaces(store, documents, roots)
         self.snapshot_paths = SnapshotPaths(documents, offload or InlineOffload())
+
+    def files_in_use(self, manifests: ManifestSource) -> FilesInUseScan:
+        """Returns the look at all tables of the catalog that comes before files of one are removed."""
+        return FilesInUseScan(self.store, self._runner.documents, manifests)
 
     def cleanup(self, manifests: ManifestSource) -> CatalogCleanup:
         """Returns the background clean-up. Only the lake process of a node runs it: one process removes files."""

@@ -18,6 +18,8 @@
     /holds/{table uuid}/{holder}                     HoldRecord: a backup needs snapshots of it (catalog_holds.py)
     /retired/{table uuid}/{slot}                     RetiredFilesRecord: metadata files that a commit retired, at slot
                                                      version % CATALOG_RETIRED_SLOTS
+    /condemned/generation                            written with each change of condemned files (condemned_files.py)
+    /condemned/files/{table uuid}/{number}           CondemnedRecord: files of a table that are about to be removed
     /consumers/{topic id}                            empty: its revision is the consumer generation of a topic that
                                                      keeps what is not consumed. A broker writes it before a consumer
                                                      is created, or moved back (broker/consumed_offsets.py)
@@ -63,6 +65,8 @@ RETAINED: Final = f"{ROOT}retained/"
 RETIRED: Final = "/retired/"
 CONSUMERS: Final = "/consumers/"
 HOLDS: Final = "/holds/"
+CONDEMNED_GENERATION: Final = "/condemned/generation"
+CONDEMNED_FILES: Final = "/condemned/files/"
 MARKS: Final = "/snapshots/"
 FOREIGN_TABLES: Final = "/pipeline/tables/"
 STRUCTURES: Final = "/pipeline/structures/"

@@ -36,6 +36,7 @@ class TableRecord(msgspec.Struct, frozen=True, omit_defaults=True, tag="table"):
     removals: Removals = ()
     is_registered: bool = False  # its metadata log may be incomplete (cleanup/orphan_metadata.py)
     places_elsewhere: tuple[str, ...] = ()  # outside of its location: where its properties place files
+    is_pipeline_only: bool = False  # the pipeline alone has written its snapshots: they name files of its own
     former_topic: str = ""  # whose messages it has, if it is bound to none: of a deleted topic, or detached
 
 

@@ -111,6 +111,12 @@ class ObjectFiles:
         place = parse_object_location(location)
         return await self._bucket(place).directly_in(place.name)
 
+    async def files_below(self, location: str) -> list[str]:
+        place = parse_object_location(location)
+        prefix = place.name.rstrip("/") + "/"
+        names = await self._bucket(place).names_below(prefix)
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
     async def remove_empty(self, location: str) -> None:
         """Object stores have no directories."""
 
@@ -164,6 +170,9 @@ class SchemeFiles:
 
     async def names(self, location: str) -> list[tuple[str, int]]:
         return await self._files_for(location).names(location)
+
+    async def files_below(self, location: str) -> list[str]:
+        return await self._files_for(location).files_below(location)
 
     async def remove_empty(self, location: str) -> None:
         await self._files_for(location).remove_empty(location)

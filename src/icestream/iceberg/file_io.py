@@ -64,6 +64,10 @@ class TableFiles(Protocol):
     async def names(self, location: str) -> list[tuple[str, int]]:
         """Returns the names of a directory's files and their modification times in ms; empty if it does not exist."""
 
+    async def files_below(self, location: str) -> list[str]:
+        """Returns the paths of all files below a directory, relative to it, in any order; empty if it does not exist.
+        Symbolic links are not followed."""
+
     async def remove_empty(self, location: str) -> None:
         """Removes a directory and its subdirectories as far as they contain no file. Never raises."""
 
@@ -76,6 +80,8 @@ class Folder(Directory, Protocol):
     def exists(self, name: str) -> bool: ...
 
     def modified_ms(self, name: str) -> int: ...
+
+    def files_below(self) -> list[str]: ...
 
     def remove_empty(self) -> None: ...
 
@@ -255,6 +261,21 @@ class LocalFiles:
         finally:
             directory.close()
 
+    async def files_below(self, location: str) -> list[str]:
+        return await self._offload.run(lambda: self._files_below(_path(location)))
+
+    def _files_below(self, path: Path) -> list[str]:
+        try:
+            directory = self._open(path, False)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _unread(f"file:{path}", error) from error
+        try:
+            return directory.files_below()
+        finally:
+            directory.close()
+
     async def remove_empty(self, location: str) -> None:
         await self._offload.run(lambda: self._remove_empty(_path(location)))
 
@@ -381,6 +402,13 @@ class LocalFolder(LocalDirectory):
 
     def modified_ms(self, name: str) -> int:
         return os.stat(name, dir_fd=self._fd).st_mtime_ns // 1_000_000
+
+    def files_below(self) -> list[str]:
+        paths: list[str] = []
+        for folder, _, names, _ in os.fwalk(".", dir_fd=self._fd):
+            prefix = "" if folder == "." else folder.removeprefix("./") + "/"
+            paths += [prefix + name for name in names]
+        return paths
 
     def remove_empty(self) -> None:
         """From the leaves up; a directory with a file stays, and so do its parents."""

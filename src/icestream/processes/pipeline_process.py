@@ -212,9 +212,11 @@ async def _open_driver(
     closing.push_async_callback(compaction.close)
     jobs.add(compaction)
     # Not for another catalog: only its owner knows which other readers need its files.
-    if settings.catalog_embedded and settings.pipeline.clean_up:
+    if own_catalog is not None and settings.pipeline.clean_up:
         references = ReferencedFiles(manifest_reader)
-        cleaner = FileCleaner(store, catalog, files, references, clock, settings.pipeline.clean_up_delay_ms)
+        in_use = own_catalog.files_in_use(manifest_reader)
+        delay_ms = settings.pipeline.clean_up_delay_ms
+        cleaner = FileCleaner(store, catalog, files, references, in_use, clock, delay_ms)
         jobs.add(FileCleanupJob(cleaner, lease, effects))
     if settings.backup.schedule.interval_ms:
         schedule = ScheduledBackups(settings, broker_call(link.call), catalog, files, clock, randomness, backup_threads)

@@ -129,7 +129,7 @@ CALLS = {
     Effect.ADVANCE: StopPoint(True, "advance"),
     Effect.LEARN: StopPoint(True, "txn"),
     Effect.RELEASE_FILES: StopPoint(True, "hold", 2),
-    Effect.CLEAN_UP: StopPoint(True, "names"),
+    Effect.CLEAN_UP: StopPoint(True, "files_below"),
 }
 
 

@@ -1,7 +1,11 @@
-"""The files that tables and views in the catalog use at some locations: a purge must not remove them (hazard 1).
+"""The files that tables and views in the catalog use at some locations: a purge must not remove them (hazard 1), nor
+must the clean-up of one table remove what another one names (hazard 76).
 
     of a view      its metadata file
     of a table     its metadata file, and everything that it names, through manifest lists and manifests
+
+Files are compared as objects (`object_identity`): engines write one path in several forms. The clean-up, which looks
+often, does not read tables whose snapshots the pipeline alone has written: they name files of their own folder.
 
 A table that cannot be read, wholly or in part, might use any file. The scan goes on nevertheless, so that the operator
 is told of all unreadable tables at once.
@@ -9,7 +13,7 @@ is told of all unreadable tables at once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 from icestream import errors, limits
 from icestream.catalog import catalog_keys, catalog_records
@@ -22,7 +26,7 @@ from icestream.catalog.cleanup.file_references import (
     manifests_of,
 )
 from icestream.catalog.documents import Documents
-from icestream.iceberg.location import is_inside, normalize, normalize_or_none
+from icestream.iceberg.location import is_inside, normalize, normalize_or_none, object_identity
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
@@ -46,21 +50,28 @@ class FilesInUse:
 
     def __init__(self, locations: Sequence[str]) -> None:
         """`locations`: only files below these matter."""
-        self._locations = locations
-        self.files: set[str] = set()  # below the locations
+        self._locations = [object_identity(location) for location in locations]
+        self.files: set[str] = set()  # below the locations, as objects
         self.uuids: set[str] = set()  # of all tables in the catalog
         self.unreadable: dict[str, errors.IcestreamError] = {}  # by the keys of tables
 
     def add(self, paths: Iterable[str]) -> None:
         """Adds those of the paths that are below the locations."""
-        for path in map(normalize_or_none, paths):
-            if path and any(is_inside(path, location) for location in self._locations):
-                self.files.add(path)
+        for path in paths:
+            # No file to be removed can be meant by a path that is not a location.
+            identity = None if normalize_or_none(path) is None else object_identity(path)
+            if identity is not None and any(is_inside(identity, location) for location in self._locations):
+                self.files.add(identity)
 
-    def overlaps(self, table_location: str) -> bool:
-        """True if a table there may have files below the locations, or the locations files of it."""
+    def overlaps(self, table_location: str, own_location: str | None = None) -> bool:
+        """True if a table there may have files below the locations, or the locations files of it. `own_location`: one
+        of the locations that does not count."""
+        identity = object_identity(table_location)
+        own_identity = None if own_location is None else object_identity(own_location)
         return any(
-            is_inside(table_location, location) or is_inside(location, table_location) for location in self._locations
+            is_inside(identity, location) or is_inside(location, identity)
+            for location in self._locations
+            if location != own_identity
         )
 
     def add_unreadable(self, key: str, file: str, error: errors.IcestreamError) -> None:
@@ -68,7 +79,7 @@ class FilesInUse:
         if key not in self.unreadable:
             self.unreadable[key] = error
             _log.warning(
-                "purges wait: this table cannot be read and might use any file",
+                "no files of tables are removed: this table cannot be read and might use any of them",
                 table=str(catalog_keys.identifier_of(key)),
                 file=file,
                 reason=str(error),
@@ -84,31 +95,39 @@ class FilesInUseScan:
         self._manifests = manifests
         self._self_contained: set[str] = set()  # manifests that name only files in their own table's location
 
-    async def run(self, in_use: FilesInUse) -> AsyncIterator[None]:
-        """Adds the files of all tables and views to `in_use`, in steps of one file."""
+    async def run(self, in_use: FilesInUse, own_locations: Mapping[str, str] | None = None) -> AsyncIterator[None]:
+        """Adds the files of all tables and views to `in_use`, in steps of one file. `own_locations`: of the clean-up,
+        the locations by the UUIDs of their tables; what these name of their own it knows itself."""
         after = ""
         while page := await self._store.list(catalog_keys.RELATIONS, after):
             after = page[-1][0]
             for key, entry in page:
                 record = catalog_records.decode_relation(key, entry)
                 in_use.add([record.location])
-                if isinstance(record, TableRecord):
-                    in_use.uuids.add(record.uuid.lower())
-                    async for _ in self._scan_table(key, record, in_use):
+                if not isinstance(record, TableRecord):
+                    continue
+                in_use.uuids.add(record.uuid.lower())
+                own_location = None if own_locations is None else own_locations.get(record.uuid)
+                if own_locations is None or not _names_own_files(record, in_use, own_location):
+                    async for _ in self._scan_table(key, record, in_use, own_location):
                         yield
 
-    async def _scan_table(self, key: str, record: TableRecord, in_use: FilesInUse) -> AsyncIterator[None]:
+    async def _scan_table(
+        self, key: str, record: TableRecord, in_use: FilesInUse, own_location: str | None
+    ) -> AsyncIterator[None]:
         try:
             table = await self._documents.read_table(record.location)
-            async for _ in self._scan_references(key, table, in_use):
+            async for _ in self._scan_references(key, table, in_use, own_location):
                 yield
         except (errors.PersistentStorageError, errors.InvalidInput) as error:
             in_use.add_unreadable(key, record.location, error)
 
-    async def _scan_references(self, key: str, table: TableMetadata, in_use: FilesInUse) -> AsyncIterator[None]:
+    async def _scan_references(
+        self, key: str, table: TableMetadata, in_use: FilesInUse, own_location: str | None
+    ) -> AsyncIterator[None]:
         """Adds the files that a table refers to; reads those manifests that may name a file below the locations."""
         table_location = normalize(table.location)
-        overlaps = in_use.overlaps(table_location)
+        overlaps = in_use.overlaps(table_location, own_location)
 
         def on_damaged(file: str, error: errors.IcestreamError) -> None:
             in_use.add_unreadable(key, file, error)
@@ -130,3 +149,10 @@ class FilesInUseScan:
                 # Only costs reads: the next scan fills it again.
                 self._self_contained.clear()
             self._self_contained.add(manifest)
+
+
+def _names_own_files(record: TableRecord, in_use: FilesInUse, own_location: str | None) -> bool:
+    """True if a table cannot name a file that matters: its snapshots are those of the pipeline, and it lies elsewhere,
+    which the place of its metadata file tells."""
+    folder = normalize(record.location).rpartition("/")[0].removesuffix("/metadata")
+    return record.is_pipeline_only and not record.places_elsewhere and not in_use.overlaps(folder, own_location)

@@ -41,7 +41,7 @@ from icestream.catalog.cleanup.file_references import (
 from icestream.catalog.cleanup.files_in_use import FilesInUse, FilesInUseScan
 from icestream.catalog.documents import Documents
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.location import is_inside, normalize, normalize_or_none
+from icestream.iceberg.location import is_inside, normalize, normalize_or_none, object_identity
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.table_properties import as_flag
 from icestream.metadata import command as cmd
@@ -225,7 +225,7 @@ class Purges:
         def removable(path: str) -> str | None:
             location = normalize_or_none(path)
             # A path that cannot be normalized might be another spelling of a file in use (hazard 82).
-            if location is None or location in in_use or path in damaged:
+            if location is None or object_identity(location) in in_use or path in damaged:
                 return None
             return location if is_inside(location, purge.location) else None
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
 from icestream.catalog import catalog_holds, catalog_keys
 from icestream.catalog.catalog_records import TableRecord
+from icestream.catalog.condemned_files import RecordChanges
 from icestream.catalog.idempotency import RELOAD_HINT, IdempotentRequest, RequestResult
+from icestream.catalog.operations.condemned_check import CondemnedCheck
 from icestream.catalog.operations.file_changes import FileChangesReader
 from icestream.catalog.operations.relation_lookup import RelationLookup
 from icestream.catalog.plans import commit_plans, namespace_plans, relation_plans
@@ -78,6 +81,20 @@ class JudgedChange(NamedTuple):
         return after.table is not before.table or (after.binding, after.removals) != (before.binding, before.removals)
 
     @property
+    def foreign_snapshots(self) -> list[Object]:
+        """The snapshots that the commit adds, if another writer than the pipeline made them."""
+        if self.decision.is_round:
+            return []
+        before, after = self.loaded.state.table if self.loaded is not None else None, self.decision.table
+        if before is not None and after.snapshots is before.snapshots:
+            return []
+        return [
+            snapshot
+            for snapshot in after.snapshots
+            if before is None or before.snapshots.find(snapshot["snapshot-id"]) is None
+        ]
+
+    @property
     def places_files(self) -> bool:
         """Whether the commit chooses where the table lies. The location of a table that is created comes from the
         client, which may have got it from us."""
@@ -97,7 +114,9 @@ class JudgedChange(NamedTuple):
         """Returns the change to plan once the metadata file at `location` is written."""
         loaded, decision = self.loaded, self.decision
         uuid, former = decision.table.uuid or "", loaded.record if loaded is not None else None
-        record = commit_plans.record_of(decision, uuid, location, self.version, former)
+        record = commit_plans.record_of(
+            decision, uuid, location, self.version, former, adds_foreign_files=bool(self.foreign_snapshots)
+        )
         entry, old_binding = (loaded.entry, loaded.record.binding) if loaded else (None, None)
         return PlannedChange(
             self.identifier, entry, record, old_binding, decision.is_round, self.namespace, self._retained_change
@@ -124,12 +143,15 @@ class TableCommits:
         runner: TransactionRunner,
         relations: RelationLookup,
         file_changes: FileChangesReader,
+        condemned: CondemnedCheck,
         roots: Sequence[str],
     ) -> None:
-        """`file_changes`: of rewrites, whose files are compared with those of the table."""
+        """`file_changes`: of rewrites, whose files are compared with those of the table. `condemned`: of commits by
+        other writers, whose files may be about to be removed."""
         self._runner = runner
         self._relations = relations
         self._file_changes = file_changes
+        self._condemned = condemned
         self._roots = roots
         self._write_slots = asyncio.Semaphore(limits.CATALOG_WRITES_AT_ONCE)
         self._snapshots = SnapshotMap(runner.store)
@@ -326,6 +348,7 @@ class TableCommits:
         referenced = [
             location for change in foreign for location in _references(change, commits[change.identifier].updates)
         ]
+        condemned = await self._check_condemned(foreign, commits)
         # One sync of the disk serves the files of other engines and our own.
         files = await self.write_all(
             [(change.decision.table, change.version) for change in changed], is_synced=not referenced
@@ -334,11 +357,25 @@ class TableCommits:
         try:
             if referenced:
                 await self._runner.documents.make_durable([*referenced, *files])
-            return self._attempt(judged, locations, lease, await self._plan_marks(changed, commits))
+            attempt = self._attempt(judged, locations, lease, await self._plan_marks(changed, commits))
         except errors.IcestreamError:
             # No transaction was sent: no pointer can lead to these files.
             await self._runner.remove_files(files)
             raise
+        if attempt.transaction is None or condemned is None:
+            return attempt
+        return replace(attempt, transaction=attempt.transaction.with_more(*condemned))
+
+    async def _check_condemned(self, foreign: Sequence[JudgedChange], commits: Commits) -> RecordChanges | None:
+        """What the transaction compares and changes of condemned files; None if no other writer adds files. Raises
+        CommitConflict for a file that is being removed."""
+        added = [
+            (change.loaded.state.table if change.loaded is not None else None, snapshots)
+            for change in foreign
+            if (snapshots := change.foreign_snapshots)
+        ]
+        statistics = [path for change in foreign for path in _statistics_of(commits[change.identifier].updates)]
+        return await self._condemned.plan(added, statistics) if added or statistics else None
 
     async def _check_backup_tags(self, changed: Sequence[JudgedChange]) -> None:
         """Raises TopicTableConflict for a commit that takes away the tag of a backup which holds the snapshot."""
@@ -484,6 +521,13 @@ class TableCommits:
 
         lock_keys = [catalog_keys.relation_key(identifier)]
         return (await self._runner.run_until_applied(lock_keys, plan))[identifier]
+
+
+def _statistics_of(updates: Sequence[Object]) -> list[str]:
+    """Locations of statistics files that these updates name."""
+    holders = [entry.get(_REFERENCES.get(update.action(entry), "")) for entry in updates]
+    paths = [holder.get("statistics-path") for holder in holders if isinstance(holder, dict)]
+    return [path for path in paths if isinstance(path, str)]
 
 
 def _references(change: JudgedChange, updates: Sequence[Object]) -> list[str]:

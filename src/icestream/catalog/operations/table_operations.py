@@ -8,6 +8,7 @@ from icestream import errors
 from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import TableRecord
 from icestream.catalog.idempotency import IdempotentRequest, RequestResult
+from icestream.catalog.operations.condemned_check import CondemnedCheck
 from icestream.catalog.operations.namespace_operations import NamePage, table_base
 from icestream.catalog.operations.relation_lookup import RelationLookup, VisibleRelations
 from icestream.catalog.operations.table_commits import CommittedTable, TableCommits
@@ -32,12 +33,15 @@ class TableOperations:
         runner: TransactionRunner,
         relations: RelationLookup,
         commits: TableCommits,
+        condemned: CondemnedCheck,
         warehouse: str,
         roots: Sequence[str],
     ) -> None:
+        """`condemned`: of tables that are registered, whose files may be about to be removed."""
         self._runner = runner
         self._relations = relations
         self._commits = commits
+        self._condemned = condemned
         self._warehouse = warehouse
         self._roots = roots
 
@@ -97,7 +101,7 @@ class TableOperations:
             relation_plans.create(identifier, TableRecord(uuid, "", 0), namespace, entry)
             (location,) = await self._commits.write_all([(table, 0)])
             elsewhere = metadata_file.places_elsewhere(table.location, table.properties)
-            record = TableRecord(uuid, location, 0, places_elsewhere=elsewhere)
+            record = TableRecord(uuid, location, 0, places_elsewhere=elsewhere, is_pipeline_only=True)
             transaction = relation_plans.create(identifier, record, namespace, entry)
             if is_chosen or elsewhere:
                 transaction = transaction.with_more([], [PLACES_CHANGED])
@@ -160,6 +164,7 @@ class TableOperations:
             # to one while engines change the other.
             bound = await self._runner.store.get(catalog_keys.bound_key(table.uuid or ""))
             relation_plans.check_registrable(table.uuid, bound)
+            condemned = await self._condemned.plan([(None, [*table.snapshots])])
             places = metadata_file.data_places(table.location, table.properties)
             await self._runner.documents.make_durable([location, *places])
             version = metadata_file.version_of(location)
@@ -172,7 +177,7 @@ class TableOperations:
             purge_key = catalog_keys.purge_key(record.uuid)
             purge_entry = await self._runner.store.get(purge_key)
             transaction = relation_plans.cancel_purge(transaction, purge_key, purge_entry)
-            transaction = transaction.with_more([], [PLACES_CHANGED])
+            transaction = transaction.with_more([], [PLACES_CHANGED]).with_more(*condemned)
             return Attempt(
                 transaction,
                 CommittedTable(location, table),

@@ -55,18 +55,34 @@ class PlannedChange(NamedTuple):
 
 
 def record_of(
-    decision: CommitDecision, uuid: str, location: str, version: int, former: TableRecord | None = None
+    decision: CommitDecision,
+    uuid: str,
+    location: str,
+    version: int,
+    former: TableRecord | None = None,
+    *,
+    adds_foreign_files: bool = False,
 ) -> TableRecord:
-    """The record of a table after a commit. `former`: before it; None: the table is created."""
+    """The record of a table after a commit. `former`: before it; None: the table is created. `adds_foreign_files`:
+    the commit adds a snapshot that another writer has made."""
     elsewhere = metadata_file.places_elsewhere(decision.table.location, decision.table.properties)
-    is_registered, former_topic = False, ""
+    is_registered, former_topic, is_pipeline_only = False, "", not adds_foreign_files
     if former is not None:
         is_registered = former.is_registered
+        is_pipeline_only = former.is_pipeline_only and not adds_foreign_files
         former_topic = former.binding.topic if former.binding is not None else former.former_topic
     if decision.binding is not None:
         former_topic = ""
     return TableRecord(
-        uuid, location, version, decision.binding, decision.removals, is_registered, elsewhere, former_topic
+        uuid,
+        location,
+        version,
+        decision.binding,
+        decision.removals,
+        is_registered,
+        elsewhere,
+        is_pipeline_only,
+        former_topic,
     )
 
 

@@ -129,6 +129,9 @@ class Driver:
             if is_expedited:  # nothing of it was committed: the next turn tries again
                 self._expedite.set()
             raise
+        # Between two rounds, with nothing under way: the next one takes the lease with a new epoch.
+        if self.jobs.wants_new_epoch and not self.jobs.is_busy:
+            await self._lease.release()
         # One round has a budget. A request for commit-now lasts until everything that it covers is committed.
         if turn.has_more_expedited:
             self._expedite.set()

@@ -83,6 +83,12 @@ class Job(ABC, Generic[PlanT, ResultT]):
         comes soon."""
         return False
 
+    @property
+    def wants_new_epoch(self) -> bool:
+        """True if the epoch of the lease is to end as soon as no job is busy: files that carry it are left behind, and
+        only then is it certain that no commit can bring them any more."""
+        return False
+
     # --- events of other jobs ---
 
     def on_table_committed(self, table: TopicTable) -> None:
@@ -110,6 +116,10 @@ class JobRegistry:
     @property
     def is_busy(self) -> bool:
         return any(job.is_busy for job in self)
+
+    @property
+    def wants_new_epoch(self) -> bool:
+        return any(job.wants_new_epoch for job in self)
 
     def table_committed(self, table: TopicTable) -> None:
         for job in self:

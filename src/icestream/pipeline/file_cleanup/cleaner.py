@@ -1,29 +1,39 @@
-"""Removes the files of tables that are not needed any more, a few with each round (hazards 1, 11, 23).
+"""Removes the files of tables that are not needed any more, a few with each round (hazards 1, 11, 23, 76, 82, 99).
 
-    expired     files that only expired snapshots refer to: manifest lists, merged manifests, data files that another
-                engine has replaced
-    orphans     files that a commit left which was cut off, refused or overtaken: found by listing the folders of a
-                table, once in the life of a driver, daily, and after a commit that needed more than one attempt; never
-                those of the epoch under which the table was last committed
+    expired     files that only expired snapshots refer to: manifest lists, merged manifests, data files that were
+                replaced. They wait for the delay, so that readers of an older snapshot still find their files
+    orphans     files of ours that a commit left which was cut off, refused or overtaken: found by listing the folders
+                of a table, once in the life of a driver, daily, and after a commit that needed more than one attempt.
+                They wait for the delay, too. Those of the epoch under which the table was last committed stay; if two
+                listings see the same ones, the driver takes a new epoch, and the next listing finds them
+    others      files of other writers that the listing finds in no snapshot. They are written down, and condemned if a
+                second listing, at least the delay later, finds them in none either
 
-Both wait for the delay, so that readers of an older snapshot still find their files. Then they are compared with the
-table as it is (`removal_rule.may_remove`) and removed: data files first, then manifests, the list that refers to them
-last. After a crash anywhere the rest are orphans for the next driver.
+What is not needed is condemned first, in the metadata store (catalog/condemned_files.py), and removed in a later pass:
+
+    condemn     compared with the table as it is (`removal_rule.may_remove`); no restart forgets it
+    look        the table is compared again, and all other tables that may name files of its folder. One that cannot be
+                read stops all removals
+    removing    a transaction that fails if a commit has taken a file off meanwhile; from here on none can add it
+    remove      data files first, then manifests, the lists that refer to them last; then the record goes
 
 Only tables in a folder of their own that our catalog created are cleaned, only files in that folder, and none if the
 table's properties say gc.enabled=false. A decision stays right however late it is carried out: no snapshot comes back,
-and no commit of an epoch below the table's is ever accepted. So a driver that was overtaken does no harm.
+no commit of an epoch below the table's is ever accepted, and none that adds a file which is being removed. So a driver
+that was overtaken does no harm.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence, Set
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog import catalog_holds, catalog_keys, catalog_records
+from icestream.catalog import catalog_holds, catalog_keys, catalog_records, condemned_files
 from icestream.catalog.catalog_records import TableRecord
+from icestream.catalog.cleanup.files_in_use import FilesInUse, FilesInUseScan
+from icestream.catalog.condemned_files import FileState, StoredRecord
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.file_io import TableFiles
@@ -34,16 +44,17 @@ from icestream.metadata.store import MetadataStore
 from icestream.model.pipeline_file_name import PipelineFileKind, parse_pipeline_file
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
-from icestream.pipeline.commit.snapshot_builder import metadata_folder
 from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
 from icestream.pipeline.file_cleanup.removal_rule import Candidate, CleanedTable, may_remove
 from icestream.pipeline.file_cleanup.watched_table import PendingRemoval, WatchedTable, statistics_of
-from icestream.pipeline.tables.table_policy import data_folder
 from icestream.pipeline.tables.topic_table import TopicTable
 from icestream.runtime.clock import Clock
 
 GC_ENABLED: Final = "gc.enabled"
 _UNKNOWN_EPOCH: Final = 2**63
+_TO_REMOVE: Final = (FileState.CONDEMNED, FileState.REMOVING)
+# What engines write into the folder of a table. Metadata files are the catalog's, and anything else is somebody else's.
+_SUFFIXES_OF_OTHERS: Final = (".parquet", ".orc", ".avro", ".puffin", ".stats")
 _log = get_logger("pipeline.clean_up")
 
 
@@ -57,21 +68,21 @@ class LiveTable(NamedTuple):
     statistics: frozenset[str]
 
 
-class RemovableFile(NamedTuple):
-    """A file that seems to be unneeded."""
-
-    location: str
-    bytes: int | None  # None: not known yet
-    was_committed: bool
-
-
 class RemovalPlan(NamedTuple):
-    """Files by location; the lists in the order in which they are removed, last."""
+    """Files by location: those whose absence from every manifest is still to be shown, and the others."""
 
-    data: dict[str, RemovableFile]
-    manifests: dict[str, RemovableFile]
-    lists: list[RemovableFile]
+    data: set[str]
+    manifests: set[str]
+    lists: set[str]
     read_manifests: set[str]  # manifests whose files are in `data`
+
+
+class CondemnedTable(NamedTuple):
+    """A table with condemned files, between two looks."""
+
+    watched: WatchedTable
+    live: LiveTable
+    records: list[StoredRecord]
 
 
 class FileCleaner:
@@ -83,16 +94,21 @@ class FileCleaner:
         catalog: TableCatalog,
         files: TableFiles,
         references: ReferencedFiles,
+        files_in_use: FilesInUseScan,
         clock: Clock,
         delay_ms: int = limits.CATALOG_FILE_GRACE_MS,
     ) -> None:
-        """`delay_ms`: how long a file stays after nothing refers to it any more."""
+        """`files_in_use`: reads all tables of the catalog. `delay_ms`: how long a file stays after nothing refers to it
+        any more."""
         self._store = store
         self._catalog = catalog
         self._files = files
         self._references = references
+        self._files_in_use = files_in_use
         self._clock = clock
+        self._delay_ms = delay_ms
         self._delay_ns = delay_ms * 1_000_000
+        self.ended_epoch = 0  # files of it are left behind: it is to end
         self._check_interval_ns = min(limits.CLEAN_UP_LOOK_MS, delay_ms) * 1_000_000
         self._tables: dict[int, WatchedTable] = {}
         self._work: AsyncGenerator[None] | None = None
@@ -142,28 +158,43 @@ class FileCleaner:
 
     async def _steps(self) -> AsyncGenerator[None]:
         """Each step reads or removes a few files."""
-        for table in list(self._tables.values()):
-            now_ns = self._clock.monotonic_ns()
-            if table.check_ns is None or table.check_ns > now_ns:
-                continue
-            table.check_ns = None
-            try:
-                async for _ in self._clean_table(table):
+        now_ns = self._clock.monotonic_ns()
+        due = [table for table in self._tables.values() if table.check_ns is not None and table.check_ns <= now_ns]
+        is_done = False
+        try:
+            condemned: list[CondemnedTable] = []
+            for table in due:
+                table.check_ns = None
+                try:
+                    async for _ in self._check_table(table, condemned):
+                        yield
+                except (errors.IcestreamError, OSError) as error:
+                    self._retry(table, error)
+            if condemned:
+                async for _ in self._remove_condemned(condemned):
                     yield
-            except (errors.IcestreamError, OSError) as error:
-                _log.warning("unneeded files could not be removed", table=str(table.identifier), reason=str(error))
-                table.check_by(now_ns + max(self._check_interval_ns, limits.CLEAN_UP_RETRY_MS * 1_000_000))
-            else:
-                for due_ns in (table.next_due_ns, table.list_folders_ns):
+            is_done = True
+        finally:
+            for table in due:
+                # Cut off by a stop: the next driver, or the next turn of this one, begins again.
+                times = (table.next_due_ns, table.list_folders_ns) if is_done else (now_ns,)
+                for due_ns in times:
                     if due_ns is not None:
                         table.check_by(due_ns)
 
-    async def _clean_table(self, table: WatchedTable) -> AsyncGenerator[None]:
-        """Looks at one table: what expired since the last time, orphans in its folders now and then, and files that are
-        due."""
+    def _retry(self, table: WatchedTable, error: Exception) -> None:
+        _log.warning("unneeded files could not be removed", table=str(table.identifier), reason=str(error))
+        pause_ns = max(self._check_interval_ns, limits.CLEAN_UP_RETRY_MS * 1_000_000)
+        table.check_by(self._clock.monotonic_ns() + pause_ns)
+
+    async def _check_table(self, table: WatchedTable, condemned: list[CondemnedTable]) -> AsyncGenerator[None]:
+        """Looks at one table: what expired since the last time, files in its folders now and then, and files that are
+        due, which are condemned. Adds it to `condemned` if files of it were condemned before."""
         # The epoch first, then the table: every commit under a lower epoch was accepted before, and is in the table.
         epoch = await self._committed_epoch(table)
         if epoch is None:
+            for stored in await condemned_files.read_records(self._store, table.uuid):
+                await condemned_files.forget(self._store, stored)
             self._tables.pop(table.topic_id, None)
             return
         live = _live_table(table, tables.load((await self._catalog.load(table.identifier)).metadata), epoch)
@@ -181,16 +212,24 @@ class FileCleaner:
             )
             table.reset(now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000)
             return
+        if table.leftovers and live.epoch > table.leftovers_epoch:
+            table.leftovers = frozenset()
+            table.list_folders_ns = min(table.list_folders_ns, now_ns)
         table.observe(live.metadata, now_ns + self._delay_ns)  # before the next commit, so that no snapshot is missed
         yield
+        records = await condemned_files.read_records(self._store, table.uuid)
+        await self._forget_removed(records)
+        if to_remove := [stored for stored in records if stored.record.state in _TO_REMOVE]:
+            condemned.append(CondemnedTable(table, live, to_remove))
         if table.list_folders_ns <= now_ns:
             table.list_folders_ns = now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000
-            async for _ in self._find_orphans(table, live, now_ns + self._delay_ns):
+            async for _ in self._list_folders(table, live, records, now_ns + self._delay_ns):
                 yield
         while due := table.due(self._clock.monotonic_ns()):
-            async for _ in self._remove_due(table, live, due):
+            async for _ in self._condemn_due(table, live, due):
                 yield
             table.drop(due)
+            table.check_by(now_ns)  # in the next pass what was condemned goes
 
     async def _committed_epoch(self, table: WatchedTable) -> int | None:
         """Returns the epoch of the last commit; None if it is not the topic's table any more."""
@@ -222,69 +261,122 @@ class FileCleaner:
                 candidates.difference_update(by_identity.pop(object_identity(file.location), ()))
             yield
 
-    # --- orphans ---
+    # --- files in the folders ---
 
-    async def _find_orphans(self, table: WatchedTable, live: LiveTable, due_ns: int) -> AsyncGenerator[None]:
-        """Finds files in the folders of the table with names of ours that are not in it and cannot get into it."""
-        candidates: dict[PipelineFileKind, set[str]] = {kind: set() for kind in PipelineFileKind}
-        for folder in sorted({metadata_folder(live.metadata), data_folder(live.metadata)}):
-            location = normalize_or_none(folder)
-            if location is None or not is_inside(location, live.folder):
+    async def _list_folders(
+        self, table: WatchedTable, live: LiveTable, records: Sequence[StoredRecord], due_ns: int
+    ) -> AsyncGenerator[None]:
+        """Finds files below the folder of the table that are not in it: of ours those that cannot get into it any more,
+        and those of other writers."""
+        recorded = {
+            location
+            for stored in records
+            if stored.record.state in _TO_REMOVE
+            for location in stored.record.locations()
+        }
+        orphans: dict[PipelineFileKind, set[str]] = {kind: set() for kind in PipelineFileKind}
+        current: set[str] = set()
+        others: set[str] = set()
+        for name in await self._files.files_below(live.folder):
+            location = normalize_or_none(f"{live.folder}/{name}")
+            if location is None or location in recorded:
                 continue
-            for name, _ in await self._files.names(location):
-                file_name = parse_pipeline_file(name)
-                # Only files of lower epochs: a commit of the current epoch may be in flight, and its files are in no
-                # table yet.
-                if file_name is not None and file_name.epoch < live.epoch:
-                    candidates[file_name.kind].add(f"{location}/{name}")
-            yield
+            file_name = parse_pipeline_file(name)
+            if file_name is None:
+                if name.endswith(_SUFFIXES_OF_OTHERS):
+                    others.add(location)
+            # Only files of lower epochs: a commit of the current epoch may be in flight, and its files are in no table
+            # yet.
+            elif file_name.epoch < live.epoch:
+                orphans[file_name.kind].add(location)
+            elif file_name.epoch == live.epoch:
+                current.add(location)
+        yield
         manifests: set[str] = set()
         async for _ in self._collect_manifests(live.lists, table.pending_lists(), manifests):
             yield
-        async for _ in self._subtract_live_files(candidates[PipelineFileKind.DATA], manifests):
+        named = live.lists | live.statistics | manifests
+        current, others = set(_without(current, named)), set(_without(others, named))
+        unnamed = orphans[PipelineFileKind.DATA] | current | others
+        async for _ in self._subtract_live_files(unnamed, manifests):
             yield
-        lists = _without(candidates[PipelineFileKind.LIST], live.lists)
+        lists = _without(orphans[PipelineFileKind.LIST], live.lists)
         table.add(PendingRemoval(due_ns, location, is_list=True) for location in lists)
-        unnamed = _without(candidates[PipelineFileKind.MANIFEST], manifests)
-        table.add(PendingRemoval(due_ns, location) for location in unnamed)
-        table.add(PendingRemoval(due_ns, location) for location in sorted(candidates[PipelineFileKind.DATA]))
+        for location in _without(orphans[PipelineFileKind.MANIFEST], manifests):
+            table.add([PendingRemoval(due_ns, location)])
+        table.add(PendingRemoval(due_ns, location) for location in sorted(orphans[PipelineFileKind.DATA] & unnamed))
+        self._see_leftovers(table, live.epoch, frozenset(current & unnamed))
+        await self._see_files_of_others(table, live, records, others & unnamed)
 
-    # --- removal ---
+    def _see_leftovers(self, table: WatchedTable, epoch: int, leftovers: frozenset[str]) -> None:
+        """Files of the present epoch in no snapshot: of a commit that is under way, or of one that will never come. If
+        two listings see the same one, an epoch that ends tells which."""
+        if leftovers & table.leftovers:
+            self.ended_epoch = max(self.ended_epoch, epoch)
+        table.leftovers, table.leftovers_epoch = leftovers, epoch
 
-    async def _remove_due(
+    async def _see_files_of_others(
+        self, table: WatchedTable, live: LiveTable, records: Sequence[StoredRecord], unnamed: Set[str]
+    ) -> None:
+        """Files of other writers that this listing found in no snapshot. Those of an earlier listing are condemned,
+        what a snapshot has by now is forgotten."""
+        now_ms = self._clock.wall_us() // 1000
+        waiting = [stored for stored in records if stored.record.state is FileState.UNNAMED]
+        known: set[str] = set()
+        for stored in waiting:
+            still_unnamed = [
+                name
+                for name, location in zip(stored.record.names, stored.record.locations(), strict=True)
+                if location in unnamed
+            ]
+            known.update(f"{stored.record.folder}/{name}" for name in still_unnamed)
+            # The clock may have stepped back: the record waits longer then.
+            if now_ms - stored.record.since_ms >= self._delay_ms:
+                if still_unnamed:
+                    _log.info("files of other writers condemned", table=live.folder, files=len(still_unnamed))
+                await condemned_files.change_record(self._store, stored, FileState.CONDEMNED, still_unnamed, now_ms)
+                table.check_by(self._clock.monotonic_ns() + self._check_interval_ns)
+        new = {location.removeprefix(f"{live.folder}/") for location in unnamed - known}
+        if new:
+            await condemned_files.add_records(self._store, table.uuid, live.folder, new, FileState.UNNAMED, now_ms)
+
+    # --- condemn ---
+
+    async def _condemn_due(
         self, table: WatchedTable, live: LiveTable, due: Sequence[PendingRemoval]
     ) -> AsyncGenerator[None]:
-        """Removes the files that are due, if the table as it is now still does not need them."""
+        """Condemns the files that are due, if the table as it is now still does not need them. Raises StorageExhausted
+        if its records are full."""
         manifests: set[str] = set()
         async for _ in self._collect_manifests(live.lists, table.pending_lists(besides=due), manifests):
             yield
-        referenced = {object_identity(location) for location in live.lists | live.statistics | manifests}
-        state = CleanedTable(True, live.epoch, {}, live.metadata.current_snapshot_id, referenced)
-        plan = RemovalPlan({}, {}, [], set())
+        state = _cleaned_table(live, manifests)
+        plan = RemovalPlan(set(), set(), set(), set())
         for pending in due:
-            file = RemovableFile(pending.location, None, pending.was_committed)
-            if not _may_remove(file, state, live.folder):
+            if not _may_remove(pending.location, pending.was_committed, state, live.folder):
                 continue
             if pending.is_list:
-                plan.lists.append(file)
+                plan.lists.add(pending.location)
                 async for _ in self._plan_list(pending, state, live.folder, plan):
                     yield
             else:
                 file_name = parse_pipeline_file(pending.location)
                 is_manifest = file_name is not None and file_name.kind is PipelineFileKind.MANIFEST
-                (plan.manifests if is_manifest else plan.data).setdefault(pending.location, file)
-        unreferenced = set(plan.data)
+                (plan.manifests if is_manifest else plan.data).add(pending.location)
         # A data file may be in several manifests: it goes only if none of those that stay has it.
-        async for _ in self._subtract_live_files(unreferenced, manifests):
+        async for _ in self._subtract_live_files(plan.data, manifests):
             yield
-        data = [
-            file
-            for file in plan.data.values()
-            if file.location in unreferenced and _may_remove(file, state, live.folder)
-        ]
-        # The order matters after a crash: whatever is left is still named by a manifest or list that is left, too.
-        async for _ in self._remove(live, [*data, *plan.manifests.values(), *plan.lists]):
-            yield
+        locations = plan.data | plan.manifests | plan.lists
+        names = {location.removeprefix(f"{live.folder}/") for location in locations}
+        now_ms = self._clock.wall_us() // 1000
+        recorded = await condemned_files.add_records(
+            self._store, table.uuid, live.folder, names, FileState.CONDEMNED, now_ms
+        )
+        if recorded < names:
+            raise errors.Refused(
+                f"{len(names - recorded)} files of {live.folder} wait: its records of condemned files are full",
+                hint="they are removed in the next passes of the clean-up",
+            )
 
     async def _plan_list(
         self, pending: PendingRemoval, state: CleanedTable, folder: str, plan: RemovalPlan
@@ -294,33 +386,106 @@ class FileCleaner:
             yield
             # Manifests of other engines were in the table that the list was written for.
             was_committed = pending.was_committed or parse_pipeline_file(manifest.location) is None
-            file = RemovableFile(manifest.location, manifest.bytes, was_committed)
-            if not _may_remove(file, state, folder):
+            if not _may_remove(manifest.location, was_committed, state, folder):
                 continue
-            plan.manifests.setdefault(manifest.location, file)
+            plan.manifests.add(manifest.location)
             if not pending.is_carried and manifest.location not in plan.read_manifests:
                 plan.read_manifests.add(manifest.location)
-                for data_file in await self._references.files(manifest.location):
-                    removable = RemovableFile(data_file.location, data_file.bytes, was_committed)
-                    plan.data.setdefault(data_file.location, removable)
+                for file in await self._references.files(manifest.location):
+                    if _may_remove(file.location, was_committed, state, folder):
+                        plan.data.add(file.location)
 
-    async def _remove(self, live: LiveTable, files: Sequence[RemovableFile]) -> AsyncGenerator[None]:
-        """Removes files in this order, a few at a time."""
+    # --- removal ---
+
+    async def _remove_condemned(self, condemned: Sequence[CondemnedTable]) -> AsyncGenerator[None]:
+        """Removes what was condemned before this pass, as far as no table names it now."""
+        in_use = FilesInUse([table.live.folder for table in condemned])
+        own_locations = {table.watched.uuid: table.live.folder for table in condemned}
+        failure: Exception | None = None
+        try:
+            async for _ in self._files_in_use.run(in_use, own_locations):
+                yield
+        except (errors.IcestreamError, OSError) as error:
+            failure = error
+        failure = failure or next(iter(in_use.unreadable.values()), None)
+        if failure is not None:
+            for table in condemned:
+                self._retry(table.watched, failure)
+            return
+        for table in condemned:
+            try:
+                async for _ in self._remove_of_table(table, in_use.files):
+                    yield
+            except (errors.IcestreamError, OSError) as error:
+                self._retry(table.watched, error)
+
+    async def _remove_of_table(self, table: CondemnedTable, in_use: Set[str]) -> AsyncGenerator[None]:
+        """Removes the condemned files of one table. `in_use`: what other tables name."""
+        watched, live = table.watched, table.live
+        manifests: set[str] = set()
+        async for _ in self._collect_manifests(live.lists, watched.pending_lists(), manifests):
+            yield
+        named = {object_identity(location) for location in live.lists | live.statistics | manifests} | in_use
+        condemned = {
+            location
+            for stored in table.records
+            if stored.record.state is FileState.CONDEMNED
+            for location in stored.record.locations()
+            if object_identity(location) not in named
+        }
+        data = {location for location in condemned if not _is_metadata_of_ours(location)}
+        kept = set(data)
+        async for _ in self._subtract_live_files(data, manifests):
+            yield
+        condemned -= kept - data
+        for stored in table.records:
+            removing = stored if stored.record.state is FileState.REMOVING else await self._begin(stored, condemned)
+            if removing is None:
+                pause_ns = max(self._check_interval_ns, limits.CLEAN_UP_RETRY_MS * 1_000_000)
+                watched.check_by(self._clock.monotonic_ns() + pause_ns)
+                continue
+            async for _ in self._remove(live, removing.record.locations()):
+                yield
+            # A commit cannot add a file of ours; one of another writer may come however late.
+            names = [name for name in removing.record.names if parse_pipeline_file(name) is None]
+            now_ms = self._clock.wall_us() // 1000
+            await condemned_files.change_record(self._store, removing, FileState.REMOVED, names, now_ms)
+
+    async def _forget_removed(self, records: Sequence[StoredRecord]) -> None:
+        now_ms = self._clock.wall_us() // 1000
+        for stored in records:
+            age_ms = now_ms - stored.record.since_ms
+            if stored.record.state is FileState.REMOVED and age_ms >= limits.CONDEMNED_REMEMBERED_MS:
+                await condemned_files.forget(self._store, stored)
+
+    async def _begin(self, stored: StoredRecord, condemned: Set[str]) -> StoredRecord | None:
+        """From here on no commit can add these files. None if none of them goes, or if a commit has taken some off
+        since the table was read."""
+        names = [
+            name
+            for name, location in zip(stored.record.names, stored.record.locations(), strict=True)
+            if location in condemned
+        ]
+        now_ms = self._clock.wall_us() // 1000
+        return await condemned_files.change_record(self._store, stored, FileState.REMOVING, names, now_ms)
+
+    async def _remove(self, live: LiveTable, locations: Sequence[str]) -> AsyncGenerator[None]:
+        """Removes files in the order of their names, a few at a time: data, manifests, lists."""
         total_bytes = 0
-        for begin in range(0, len(files), limits.CLEAN_UP_FILES_AT_ONCE):
-            batch = files[begin : begin + limits.CLEAN_UP_FILES_AT_ONCE]
-            sizes = await asyncio.gather(*(self._remove_file(file) for file in batch))
+        for begin in range(0, len(locations), limits.CLEAN_UP_FILES_AT_ONCE):
+            batch = locations[begin : begin + limits.CLEAN_UP_FILES_AT_ONCE]
+            sizes = await asyncio.gather(*(self._remove_file(location) for location in batch))
             metrics.PIPELINE_REMOVED_FILES.inc(len(batch))
             metrics.PIPELINE_REMOVED_BYTES.inc(sum(sizes))
             total_bytes += sum(sizes)
             yield
-        if files:
-            _log.info("removed unneeded files", table=live.folder, files=len(files), bytes=total_bytes)
+        if locations:
+            _log.info("removed unneeded files", table=live.folder, files=len(locations), bytes=total_bytes)
 
-    async def _remove_file(self, file: RemovableFile) -> int:
+    async def _remove_file(self, location: str) -> int:
         """Returns the size of the removed file."""
-        size = await self._files.size(file.location) if file.bytes is None else file.bytes
-        await self._files.remove(file.location)
+        size = await self._files.size(location)
+        await self._files.remove(location)
         return size
 
 
@@ -352,8 +517,19 @@ def _live_table(table: WatchedTable, metadata: TableMetadata, epoch: int) -> Liv
     return LiveTable(metadata, folder, epoch, lists, frozenset(statistics_of(metadata)))
 
 
-def _may_remove(file: RemovableFile, state: CleanedTable, folder: str) -> bool:
-    file_name = parse_pipeline_file(file.location)
+def _cleaned_table(live: LiveTable, manifests: Set[str]) -> CleanedTable:
+    referenced = {object_identity(location) for location in live.lists | live.statistics | manifests}
+    return CleanedTable(True, live.epoch, {}, live.metadata.current_snapshot_id, referenced)
+
+
+def _is_metadata_of_ours(location: str) -> bool:
+    """Whether a file is a manifest or list by its name. One of another writer may be anything."""
+    file_name = parse_pipeline_file(location)
+    return file_name is not None and file_name.kind is not PipelineFileKind.DATA
+
+
+def _may_remove(location: str, was_committed: bool, state: CleanedTable, folder: str) -> bool:
+    file_name = parse_pipeline_file(location)
     epoch = _UNKNOWN_EPOCH if file_name is None else file_name.epoch
-    candidate = Candidate(object_identity(file.location), epoch, was_committed=file.was_committed)
-    return is_inside(file.location, folder) and may_remove(candidate, state, is_holder=True)
+    candidate = Candidate(object_identity(location), epoch, was_committed=was_committed)
+    return is_inside(location, folder) and may_remove(candidate, state, is_holder=True)

@@ -36,6 +36,10 @@ class FileCleanupJob(Job[Literal[True], None]):
         with turn.timed("clean_up"), self._effects.happens(Effect.CLEAN_UP):
             await self._cleaner.work(self._lease.check)
 
+    @property
+    def wants_new_epoch(self) -> bool:
+        return 0 < self._lease.epoch <= self._cleaner.ended_epoch
+
     def on_table_committed(self, table: TopicTable) -> None:
         self._cleaner.table_committed(table)
 

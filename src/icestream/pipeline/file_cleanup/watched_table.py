@@ -2,7 +2,9 @@
 
     snapshots   at the last check. A snapshot that is missing at the next check has expired: files that only it refers
                 to were in the table and are no more
-    pending     files that seem to be unneeded, until the delay is over. Then they are compared with the table again
+    pending     files that seem to be unneeded, until the delay is over. Then they are compared with the table again,
+                and condemned (catalog/condemned_files.py). More than fit are found again by a listing of the folders
+    leftovers   files of the present epoch that the last listing found in no snapshot
 
 A snapshot whose child only appended left all its data files to the child: they are considered when the child expires.
 So a table that only the pipeline writes is kept clean without reading its manifests.
@@ -53,7 +55,9 @@ class WatchedTable:
     list_folders_ns: int = 0  # when its folders are listed next
     snapshots: dict[int, WatchedSnapshot] = field(default_factory=dict)
     statistics: set[str] = field(default_factory=set)
-    pending: deque[PendingRemoval] = field(default_factory=lambda: deque(maxlen=limits.CLEAN_UP_WAITING_MAX))
+    pending: deque[PendingRemoval] = field(default_factory=deque)
+    leftovers: frozenset[str] = frozenset()
+    leftovers_epoch: int = 0
 
     def check_by(self, time_ns: int) -> None:
         """Has the table checked at this time at the latest."""
@@ -71,6 +75,7 @@ class WatchedTable:
         self.snapshots.clear()
         self.statistics.clear()
         self.pending.clear()
+        self.leftovers = frozenset()
         self.list_folders_ns = list_folders_ns
 
     def observe(self, table: TableMetadata, due_ns: int) -> None:
@@ -89,14 +94,22 @@ class WatchedTable:
             if snapshot_id not in self.snapshots:
                 # Its data files live on in a child that only appended, so that its manifests need not be read.
                 is_carried = snapshot_id in carried_ids
-                self.pending.append(PendingRemoval(due_ns, snapshot.manifest_list, True, True, is_carried))
+                self._append([PendingRemoval(due_ns, snapshot.manifest_list, True, True, is_carried)])
         gone_statistics = sorted(statistics_before - self.statistics)
         self.add(PendingRemoval(due_ns, location, was_committed=True) for location in gone_statistics)
 
     def add(self, removals: Iterable[PendingRemoval]) -> None:
         # The same file comes again with every listing of the folders, until its delay is over.
         locations = {pending.location for pending in self.pending}
-        self.pending.extend(removal for removal in removals if removal.location not in locations)
+        self._append(removal for removal in removals if removal.location not in locations)
+
+    def _append(self, removals: Iterable[PendingRemoval]) -> None:
+        for removal in removals:
+            if len(self.pending) >= limits.CLEAN_UP_WAITING_MAX:
+                # Not forgotten: its file is in the folders of the table, and the next listing finds it there.
+                self.list_folders_ns = min(self.list_folders_ns, removal.due_ns)
+                return
+            self.pending.append(removal)
 
     def due(self, now_ns: int) -> list[PendingRemoval]:
         """Returns a few files whose delay is over. They stay pending until `drop`."""
