@@ -335,7 +335,9 @@ class Node:
     def _change_role(self, soft: SoftState) -> None:
         """Takes over a new leader or role; proposals of a lost lead get an unknown outcome."""
         if soft.leader != self.leader and self.members.has_others:
-            _log.info("leader changed", rpc="Vote", leader=f"{soft.leader:016x}", term=self._term)
+            _log.info(
+                "leader changed", rpc="Vote", leader=f"{soft.leader:016x}" if soft.leader else "none", term=self._term
+            )
         led, self._role, self.leader = self.leads, soft.role, soft.leader
         if self._role == Role.LEADER:
             return
