@@ -221,6 +221,7 @@ def open_bucket(options: StoreOptions, kind: StoreKind, name: str, caller: Stora
             "timeout": timedelta(seconds=options.request_seconds),
             "connect_timeout": timedelta(seconds=options.request_seconds),
         },
+        # StorageCaller retries: it knows the deadline of the operation, and which attempts must be told apart.
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(seconds=options.request_seconds)},
     }
     store: object

@@ -219,6 +219,7 @@ def subscribe(
     current = session.open_generation(topic_filter)
     records: list[AnyRecord] = []
     if current is not None:
+        # Clients subscribe again at every connect: without this each of them would add a generation and its bounds.
         if _options_of(current) == options and (options.replay_from or current.bounds.keys() >= ends.keys()):
             return []
         records += _close_bounds(session, current, ends)
@@ -233,6 +234,7 @@ def subscribe(
             f"the filters of session {session.id} have {filter_bytes} bytes, the most that a session may have",
             hint="subscribe to fewer filters, or use wildcards",
         )
+    # Above all that the session has, ended ones too: entries in flight name the generation that they were sent by.
     number = max(session.generations, default=0) + 1
     records.append(_generation(session, number, topic_filter, options))
     if replay_starts is None:
@@ -327,6 +329,7 @@ def _close_bounds(session: SessionState, generation: Generation, ends: Mapping[S
     own, number = (session.id, session.epoch), generation.record.number
     if not generation.bounds:
         return [rec.GenerationEnded(*own, number)]
+    # Closed, not ended: rows below the bound are still to be sent. `send_rows` ends it when all positions have passed.
     return [
         rec.GenerationBound(*own, number, *key, start, max(start, ends.get(key, start)))
         for key, (start, end) in generation.bounds.items()
@@ -385,6 +388,7 @@ def merge_generations(
     ]
     if not in_force:
         return None
+    # One delivery with the highest QoS, not one for each subscription: MQTT allows both, clients expect this.
     decisive = max(in_force, key=lambda generation: generation.qos)
     identifiers = sorted({generation.identifier for generation in in_force if generation.identifier})
     keeps_retain = is_retained and any(generation.is_retain_as_published for generation in in_force)

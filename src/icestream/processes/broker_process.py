@@ -262,6 +262,7 @@ class BrokerNode:
         except BaseException:
             await node.stop()
             raise
+        # Last: they call the broker by its local socket at once.
         services.start_children()
         return node
 
@@ -322,6 +323,7 @@ class BrokerNode:
             await self.authenticator.close()
             await self.audit.close()
             await self.broker.shutdown()
+            # Raised only now: a front end that failed to close must not keep the log from being closed.
             for failure in closings:
                 if isinstance(failure, BaseException):
                     raise failure

@@ -575,7 +575,9 @@ class MqttService:
                 f"the node has {len(self._sessions)} MQTT sessions, the most that it may have",
                 hint="raise mqtt.sessions_max, or shorten the expiry of sessions",
             )
+        # A session without expiry ends with its connection, and a takeover is the end of that connection.
         is_ended_by_takeover = current is not None and current.is_connected and not current.expiry_s
+        # The older connection first: what it still sends must not be stored behind the records of the new one.
         if (older := self._clients.pop(client_id, None)) is not None:
             older.close()
             older.session.detach_link()
@@ -599,6 +601,7 @@ class MqttService:
         try:
             await client.until_synced(synced)
             if plan.is_present and not client.is_over:
+                # Before anything is sent: a right may have ended while the client was away (hazard 118).
                 client.hold_again()
                 client.resumed = await self._resumed(session, access)
             if client.is_over:
