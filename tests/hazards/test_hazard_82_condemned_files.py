@@ -18,7 +18,7 @@ from icestream import errors, limits
 from icestream.catalog import condemned_files
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.catalog_records import decode_relation
-from icestream.catalog.condemned_files import CondemnedRecord, FileState, StoredRecord, take_off
+from icestream.catalog.condemned_files import CondemnedRecord, CondemnedState, StoredRecord, take_off
 from icestream.catalog.topic_rules import topic_schema
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.identifier import Identifier
@@ -320,7 +320,7 @@ async def test_no_restart_forgets_a_file(world: FaultWorld, count: int, monkeypa
     await pass_days(world, last, 4 + count // 64_000)
     assert await world.present(1) == await world.needed(1)
     records = await condemned_files.read_all_records(world.store)
-    assert {stored_record.record.state for stored_record in records} == {FileState.REMOVED}
+    assert {stored_record.record.state for stored_record in records} == {CondemnedState.REMOVED}
     await world.check()
 
 
@@ -365,12 +365,12 @@ async def test_a_driver_killed_at_its_clean_up_leaves_nothing(world: FaultWorld)
 # --- the records ------------------------------------------------------------------------------------------------------
 
 
-def stored(state: FileState, *names: str) -> StoredRecord:
+def stored(state: CondemnedState, *names: str) -> StoredRecord:
     return StoredRecord(f"/condemned/files/u/{state}", 5, CondemnedRecord(state, 1, "s3://b/t", [*names]))
 
 
 def test_a_commit_takes_its_files_off_in_every_form_of_their_paths() -> None:
-    records = [stored(FileState.CONDEMNED, "data/a b", "data/c"), stored(FileState.REMOVING, "data/d")]
+    records = [stored(CondemnedState.CONDEMNED, "data/a b", "data/c"), stored(CondemnedState.REMOVING, "data/d")]
     changes = take_off(records, {"s3a://b/t/data/a%20b"})
     assert [operation.key for operation in changes.operations] == [  # type: ignore[union-attr]
         "/condemned/files/u/condemned",
@@ -386,11 +386,11 @@ def test_a_commit_takes_its_files_off_in_every_form_of_their_paths() -> None:
 
 
 def test_a_commit_that_cannot_be_read_may_add_any_file() -> None:
-    condemned = stored(FileState.CONDEMNED, "data/a")
+    condemned = stored(CondemnedState.CONDEMNED, "data/a")
     assert len(take_off([condemned], None).comparisons) == 1
-    assert take_off([stored(FileState.UNNAMED, "data/a")], None) == ([], [])
+    assert take_off([stored(CondemnedState.UNNAMED, "data/a")], None) == ([], [])
     with pytest.raises(errors.CommitConflict):
-        take_off([condemned, stored(FileState.REMOVING, "data/d")], None)
+        take_off([condemned, stored(CondemnedState.REMOVING, "data/d")], None)
 
 
 def test_files_that_do_not_fit_into_memory_are_listed_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ class ArchiveHeader(msgspec.Struct, frozen=True):
 
 
 class ArchiveHead(msgspec.Struct, frozen=True):
-    """The end of an archive, for those who do not want to look for it: the objects are what counts."""
+    """The end of an archive, as a hint that saves a listing: the objects are what counts."""
 
     format_version: int
     node: str

@@ -5,7 +5,7 @@
     read     records, byte for byte, about ARCHIVE_OBJECT_BYTES for an object
     changes  with the last object of the pass: changes of metadata, or the whole state where changes were missed
     seal     the object, under the next number, on the condition that the name is free
-    head     the hint for those who look for the end
+    head     the hint where the end is
 
 A pass may be cut off anywhere: an object is there whole or not at all, and the next pass continues behind the last one.
 What it cannot continue with is a gap, in the header of the object behind it.

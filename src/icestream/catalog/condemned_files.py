@@ -38,20 +38,20 @@ from icestream.metadata.store import MetadataStore
 _NEW_GENERATION: Final = cmd.Put(CONDEMNED_GENERATION, b"{}")
 
 
-class FileState(StrEnum):
+class CondemnedState(StrEnum):
     UNNAMED = "unnamed"
     CONDEMNED = "condemned"
     REMOVING = "removing"
     REMOVED = "removed"
 
 
-_GOING: Final = (FileState.REMOVING, FileState.REMOVED)
+_GOING: Final = (CondemnedState.REMOVING, CondemnedState.REMOVED)
 
 
 class CondemnedRecord(msgspec.Struct, frozen=True):
     """Some files of a table in one state."""
 
-    state: FileState
+    state: CondemnedState
     since_ms: int  # when they came into it, by the wall clock
     folder: str  # the location of the table
     names: list[str]  # below the folder
@@ -99,7 +99,7 @@ def _stored(key: str, entry: Entry) -> StoredRecord:
 
 
 async def add_records(
-    store: MetadataStore, uuid: str, folder: str, names: Iterable[str], state: FileState, now_ms: int
+    store: MetadataStore, uuid: str, folder: str, names: Iterable[str], state: CondemnedState, now_ms: int
 ) -> set[str]:
     """Records files of a table. Returns the names that are recorded: all of them, or as many as the records of a table
     hold; the others are found again by the next listing."""
@@ -124,7 +124,8 @@ def _free_places(uuid: str, stored: Sequence[StoredRecord]) -> list[tuple[str, c
     prefix, taken = records_prefix(uuid), {entry.key for entry in stored}
     keys = (f"{prefix}{number}" for number in range(limits.CONDEMNED_RECORDS_MAX))
     removed = sorted(
-        (entry for entry in stored if entry.record.state is FileState.REMOVED), key=lambda entry: entry.record.since_ms
+        (entry for entry in stored if entry.record.state is CondemnedState.REMOVED),
+        key=lambda entry: entry.record.since_ms,
     )
     unused: list[tuple[str, cmd.Compare]] = [(key, cmd.Absent(key)) for key in keys if key not in taken]
     return unused + [(entry.key, entry.unchanged()) for entry in removed]
@@ -144,7 +145,7 @@ def _batches(names: Sequence[str]) -> Iterator[list[str]]:
 
 
 async def change_record(
-    store: MetadataStore, stored: StoredRecord, state: FileState, names: Sequence[str], now_ms: int
+    store: MetadataStore, stored: StoredRecord, state: CondemnedState, names: Sequence[str], now_ms: int
 ) -> StoredRecord | None:
     """Moves the files of a record to a state, and forgets those that are not among `names`. None if it has no names any
     more, or if a commit has changed it meanwhile: then it is read again with the next look."""
@@ -186,7 +187,7 @@ def take_off(records: Sequence[StoredRecord], added: Collection[str] | None) -> 
             for name, location in zip(record.names, record.locations(), strict=True)
             if identities is None or object_identity(location) in identities
         ]
-        if not hits or record.state is FileState.UNNAMED:
+        if not hits or record.state is CondemnedState.UNNAMED:
             continue
         if record.state in _GOING:
             raise errors.CommitConflict(

@@ -101,7 +101,7 @@ class Authenticator:
         except InvalidToken as failure:
             metrics.LOGINS.add("failed")
             self._on_failed(FailedLogin(_claimed_name(credential), address, listener, str(failure)))
-            # One answer for every reason: what was wrong is for the audit, not for whoever tries names and tokens.
+            # One answer for every reason: what was wrong is for the audit, not for callers that guess.
             raise unauthenticated() from None
         except errors.Refused:
             metrics.LOGINS.add("throttled")

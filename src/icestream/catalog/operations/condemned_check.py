@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from icestream import errors
 from icestream.catalog import condemned_files
 from icestream.catalog.catalog_keys import CONDEMNED_GENERATION
-from icestream.catalog.condemned_files import FileState, RecordChanges, StoredRecord
+from icestream.catalog.condemned_files import CondemnedState, RecordChanges, StoredRecord
 from icestream.catalog.documents import Documents
 from icestream.iceberg.location import normalize
 from icestream.iceberg.manifests import ManifestFile, decode_entries, decode_manifest_list
@@ -45,7 +45,7 @@ class CondemnedCheck:
         )
         if generation != self._generation:
             records = await condemned_files.read_all_records(self._store) if generation else []
-            self._records = [stored for stored in records if stored.record.state is not FileState.UNNAMED]
+            self._records = [stored for stored in records if stored.record.state is not CondemnedState.UNNAMED]
             self._generation = generation
         if not self._records:
             return RecordChanges([unchanged], [])

@@ -33,7 +33,7 @@ from icestream import errors, limits
 from icestream.catalog import catalog_holds, catalog_keys, catalog_records, condemned_files
 from icestream.catalog.catalog_records import TableRecord
 from icestream.catalog.cleanup.files_in_use import FilesInUse, FilesInUseScan
-from icestream.catalog.condemned_files import FileState, StoredRecord
+from icestream.catalog.condemned_files import CondemnedState, StoredRecord
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.file_io import TableFiles
@@ -52,8 +52,8 @@ from icestream.runtime.clock import Clock
 
 GC_ENABLED: Final = "gc.enabled"
 _UNKNOWN_EPOCH: Final = 2**63
-_TO_REMOVE: Final = (FileState.CONDEMNED, FileState.REMOVING)
-# What engines write into the folder of a table. Metadata files are the catalog's, and anything else is somebody else's.
+_TO_REMOVE: Final = (CondemnedState.CONDEMNED, CondemnedState.REMOVING)
+# What engines write into the folder of a table. Metadata files are the catalog's, and anything else is not the table's.
 _SUFFIXES_OF_OTHERS: Final = (".parquet", ".orc", ".avro", ".puffin", ".stats")
 _log = get_logger("pipeline.clean_up")
 
@@ -321,7 +321,7 @@ class FileCleaner:
         """Files of other writers that this listing found in no snapshot. Those of an earlier listing are condemned,
         what a snapshot has by now is forgotten."""
         now_ms = self._clock.wall_us() // 1000
-        waiting = [stored for stored in records if stored.record.state is FileState.UNNAMED]
+        waiting = [stored for stored in records if stored.record.state is CondemnedState.UNNAMED]
         known: set[str] = set()
         for stored in waiting:
             still_unnamed = [
@@ -334,11 +334,13 @@ class FileCleaner:
             if now_ms - stored.record.since_ms >= self._delay_ms:
                 if still_unnamed:
                     _log.info("files of other writers condemned", table=live.folder, files=len(still_unnamed))
-                await condemned_files.change_record(self._store, stored, FileState.CONDEMNED, still_unnamed, now_ms)
+                await condemned_files.change_record(
+                    self._store, stored, CondemnedState.CONDEMNED, still_unnamed, now_ms
+                )
                 table.check_by(self._clock.monotonic_ns() + self._check_interval_ns)
         new = {location.removeprefix(f"{live.folder}/") for location in unnamed - known}
         if new:
-            await condemned_files.add_records(self._store, table.uuid, live.folder, new, FileState.UNNAMED, now_ms)
+            await condemned_files.add_records(self._store, table.uuid, live.folder, new, CondemnedState.UNNAMED, now_ms)
 
     # --- condemn ---
 
@@ -370,7 +372,7 @@ class FileCleaner:
         names = {location.removeprefix(f"{live.folder}/") for location in locations}
         now_ms = self._clock.wall_us() // 1000
         recorded = await condemned_files.add_records(
-            self._store, table.uuid, live.folder, names, FileState.CONDEMNED, now_ms
+            self._store, table.uuid, live.folder, names, CondemnedState.CONDEMNED, now_ms
         )
         if recorded < names:
             raise errors.Refused(
@@ -429,7 +431,7 @@ class FileCleaner:
         condemned = {
             location
             for stored in table.records
-            if stored.record.state is FileState.CONDEMNED
+            if stored.record.state is CondemnedState.CONDEMNED
             for location in stored.record.locations()
             if object_identity(location) not in named
         }
@@ -439,7 +441,9 @@ class FileCleaner:
             yield
         condemned -= kept - data
         for stored in table.records:
-            removing = stored if stored.record.state is FileState.REMOVING else await self._begin(stored, condemned)
+            removing = (
+                stored if stored.record.state is CondemnedState.REMOVING else await self._begin(stored, condemned)
+            )
             if removing is None:
                 pause_ns = max(self._check_interval_ns, limits.CLEAN_UP_RETRY_MS * 1_000_000)
                 watched.check_by(self._clock.monotonic_ns() + pause_ns)
@@ -449,13 +453,13 @@ class FileCleaner:
             # A commit cannot add a file of ours; one of another writer may come however late.
             names = [name for name in removing.record.names if parse_pipeline_file(name) is None]
             now_ms = self._clock.wall_us() // 1000
-            await condemned_files.change_record(self._store, removing, FileState.REMOVED, names, now_ms)
+            await condemned_files.change_record(self._store, removing, CondemnedState.REMOVED, names, now_ms)
 
     async def _forget_removed(self, records: Sequence[StoredRecord]) -> None:
         now_ms = self._clock.wall_us() // 1000
         for stored in records:
             age_ms = now_ms - stored.record.since_ms
-            if stored.record.state is FileState.REMOVED and age_ms >= limits.CONDEMNED_REMEMBERED_MS:
+            if stored.record.state is CondemnedState.REMOVED and age_ms >= limits.CONDEMNED_REMEMBERED_MS:
                 await condemned_files.forget(self._store, stored)
 
     async def _begin(self, stored: StoredRecord, condemned: Set[str]) -> StoredRecord | None:
@@ -467,7 +471,7 @@ class FileCleaner:
             if location in condemned
         ]
         now_ms = self._clock.wall_us() // 1000
-        return await condemned_files.change_record(self._store, stored, FileState.REMOVING, names, now_ms)
+        return await condemned_files.change_record(self._store, stored, CondemnedState.REMOVING, names, now_ms)
 
     async def _remove(self, live: LiveTable, locations: Sequence[str]) -> AsyncGenerator[None]:
         """Removes files in the order of their names, a few at a time: data, manifests, lists."""

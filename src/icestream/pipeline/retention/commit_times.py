@@ -114,8 +114,8 @@ def interval_ms(age_ms: int, shards: int) -> int:
 
 
 def _thinned(points: Sequence[CommitPoint], until_ms: int, step_ms: int) -> list[CommitPoint]:
-    """The points, those before `until_ms` at least `step_ms` apart. A point that is left out makes rows older than they
-    are for nobody: the next one covers them later."""
+    """Returns the points, those before `until_ms` at least `step_ms` apart. A point that is left out makes no row older
+    than it is: the next point covers its rows, later."""
     kept: list[CommitPoint] = []
     for point in points:
         if kept and point.time_ms < until_ms and 0 <= point.time_ms - kept[-1].time_ms < step_ms:
