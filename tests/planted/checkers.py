@@ -1,7 +1,7 @@
 """The checkers: each lives a story on a store and says what is wrong afterwards. Nothing is wrong with healthy code.
 
-traffic          concurrent and single appends, rotation, floors, checkpoints, kill, restart: its calls are judged by
-                 order.py and power_loss.py
+traffic          concurrent and single appends, groups, rotation, floors, checkpoints, kill, restart: its calls are
+                 judged by order.py and power_loss.py
 flips            a flipped bit of a record that is known to have been synced is reported, or changes nothing (hazard 5)
 past             the old bytes of a recycled file never come back as messages (hazards 5, 16)
 reuse            next offsets, topics and producers survive the reuse of their files (hazard 4)
@@ -18,10 +18,10 @@ from icestream import errors
 from icestream.model.block import Numbering
 from icestream.model.shard import ShardKey, TopicIdentity
 from icestream.model.sync_mode import SyncMode
-from icestream.wal.appender import Placed, require_placed
+from icestream.wal.appender import Placed, PlacedGroup, require_placed
 from icestream.wal.producer_sequences import Duplicate
 from icestream.wal.write_ahead_log import WriteAheadLog
-from tests.planted.messages import batch, tokens_in
+from tests.planted.messages import batch, group, tokens_in
 from tests.planted.order import RECORDS_START, OrderedRecord, records_in
 from tests.planted.stores import PlantedStore, StoreProcess, Work, options
 from tests.support.syscall_recorder import Call, Event
@@ -82,17 +82,27 @@ async def _produce(life: StoreProcess, log: WriteAheadLog, key: ShardKey, token:
     life.say(f"ack {result.lsn} {key.topic_id} {key.shard} {result.base_offset} {token}")
 
 
+async def _produce_group(life: StoreProcess, log: WriteAheadLog, token: str) -> None:
+    """One message for each shard, as a burst of the native wire is stored."""
+    keys = (A, B)
+    (placed,) = await log.append([group(log, keys, token, 700)])
+    assert isinstance(placed, PlacedGroup)
+    for key, base in zip(keys, placed.base_offsets, strict=True):
+        life.say(f"ack {placed.lsn} {key.topic_id} {key.shard} {base} {token}.{key.topic_id}")
+
+
 async def _beside_a_sync(life: StoreProcess, log: WriteAheadLog) -> None:
     """The loop hears of a sync while the next record is written and not yet synced."""
     with life.held_syncs():
         first = asyncio.ensure_future(_produce(life, log, A, "held.0"))
         await life.until_held(first)
         second = asyncio.ensure_future(_produce(life, log, B, "held.1"))
+        group_behind = asyncio.ensure_future(_produce_group(life, log, "held.2"))
         await _turns(6)
         life.pass_one_sync()
         await first
         await _turns(6)
-    await second
+    await asyncio.gather(second, group_behind)
 
 
 async def _turns(count: int) -> None:
@@ -108,7 +118,11 @@ async def _round(life: StoreProcess, log: WriteAheadLog, name: str) -> None:
         for number in range(count):
             await _produce(life, log, (A, B)[(producer + number) % 2], f"{name}.{producer}.{number}")
 
-    await asyncio.gather(*(produce(producer, 12) for producer in range(4)))
+    async def produce_groups(count: int) -> None:
+        for number in range(count):
+            await _produce_group(life, log, f"{name}.group.{number}")
+
+    await asyncio.gather(*(produce(producer, 12) for producer in range(4)), produce_groups(8))
     await produce(4, 8)
     await log.sync()
     floors = {key: log.shard(*key).synced - 20 for key in (A, B) if log.shard(*key).synced > 20}

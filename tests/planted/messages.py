@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 from icestream import errors
 from icestream.model import envelope
-from icestream.model.block import Numbering, encode_block, iter_blocks
+from icestream.model.block import NOT_NUMBERED, Numbering, encode_block, iter_blocks
+from icestream.model.block_group import BlockGroup
 from icestream.model.shard import ShardKey
-from icestream.wal.appender import AppendBatch
+from icestream.wal.appender import AppendBatch, AppendGroup
 from icestream.wal.write_ahead_log import WriteAheadLog
 
 Place = tuple[int, int, int]  # topic, shard, offset
@@ -16,6 +20,15 @@ def batch(log: WriteAheadLog, key: ShardKey, token: str, size: int, numbering: N
     """One message of about `size` bytes."""
     payload = f"{token}|".encode().ljust(size, b".")
     return log.batch(log.shard(*key), encode_block(1, {envelope.PAYLOAD: [payload]}, numbering))
+
+
+def group(log: WriteAheadLog, keys: Sequence[ShardKey], token: str, size: int) -> AppendGroup:
+    """One message of about `size` bytes for each shard; its token ends with the topic."""
+    batches = [batch(log, key, f"{token}.{key.topic_id}", size) for key in keys]
+    count, unnumbered = len(keys), [NOT_NUMBERED] * len(keys)
+    ends = list(accumulate(len(entry.block) for entry in batches))
+    columns = BlockGroup(ends, [1] * count, unnumbered, [0] * count, unnumbered, range(1, count + 1))
+    return AppendGroup([entry.shard for entry in batches], [entry.block for entry in batches], columns)
 
 
 async def tokens_in(log: WriteAheadLog) -> dict[Place, str]:

@@ -182,7 +182,7 @@ def test_a_power_loss_without_syncs_loses_acked_messages(always: Run) -> None:
 def test_the_recorded_run_covers_rotation_reuse_and_recovery(always: Run) -> None:
     """Rotation, reuse and recovery happen in it; otherwise the rules would be green for nothing."""
     renames = [event for event in always if event.call is Call.RENAME]
-    assert len(acks_in(always)) == 282
+    assert len(acks_in(always)) == 364
     assert len([event for event in always if is_seal(event)]) >= 5
     assert [event for event in renames if event.name.startswith("spare-") and event.target.startswith("log-")]
     assert [event for event in renames if event.name.startswith("copy-") and event.target.startswith("log-")]

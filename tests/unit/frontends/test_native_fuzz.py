@@ -15,17 +15,21 @@ import pytest_asyncio
 
 import icestream
 from icestream import errors
+from icestream.frontends.native.frame_wire import has_frame_wire
 from icestream.model.block import Numbering
+from icestream.model.topic_name import TopicName
 from icestream.rpc import document, frame
 from icestream.rpc.body_compression import Compression
-from icestream.rpc.frame import COMPRESSED, AckRanges, Frame, FrameKind, PublishPart
+from icestream.rpc.frame import COMPRESSED, AckRanges, Frame, FrameKind, Outcome, PublishPart
 from icestream.rpc.handshake import Hello
 from icestream.testing import TestBroker
 from tests.support.native_sockets import incomplete_bytes
+from tests.support.native_wires import use_wire
 from tests.support.raw_client import ClosedByBroker, RawClient, ack, block, call, credit, ping, publish, raw_client
 
 pytestmark = pytest.mark.asyncio
 TOPIC = "/default/orders"
+REFUSALS = {Outcome.REFUSED, Outcome.AFTER_REFUSED}
 LAST = 2**40  # the number of the PING behind everything
 OURS = set(errors.BY_CODE) - {errors.IcestreamError.code}
 EDGES = [0, 1, 2, 3, 7, 8, 12, 2**15, 2**16 - 1, 2**20, 2**31 - 1, 2**31, 2**32 - 1]
@@ -153,6 +157,47 @@ async def test_spoilt_conversations_are_answered_or_ended_with_a_reason(broker: 
                 for reply in await read_answers(client, broker):
                     assert reply.kind != FrameKind.ERROR or code_of(reply) in OURS
             assert (await witness.call("describe_topic", topic=TOPIC))["shards"] == 2
+
+
+async def decisions(broker: TestBroker, seed: int) -> list[object]:
+    """What becomes of some spoilt conversations: the answers to publishes and PINGs, the end, and what is stored.
+
+    Of a publish whether each part was refused, and its offset: why depends on time (behind a refusal it is another
+    reason once the refusal is known). Of calls only that they are answered: they run beside each other.
+    """
+    chance, seen = random.Random(seed), []
+    for _ in range(12):
+        async with raw_client(broker.address) as client:
+            pieces = spoilt(await conversation(client), chance) + ping(LAST)
+            while pieces:
+                size = chance.choice([1, 20, 300, 5_000])
+                client.write_now(pieces[:size])
+                pieces = pieces[size:]
+                if chance.random() < 0.3:
+                    await asyncio.sleep(0)
+            published, pongs, ending = list[object](), list[tuple[int, bytes]](), ""
+            for reply in await read_answers(client, broker):
+                if reply.kind == FrameKind.PUBLISHED:
+                    parts = frame.decode_part_results(reply.body)
+                    published.append((reply.number, [(part.outcome in REFUSALS, part.base_offset) for part in parts]))
+                elif reply.kind == FrameKind.PONG:
+                    pongs.append((reply.number, reply.body))
+                elif reply.kind == FrameKind.ERROR and not reply.number:
+                    ending = str(document.decode_error(reply.body))
+            seen.append((published, pongs, ending))
+    stored = broker.node.broker.topics.get(TopicName.parse(TOPIC)).published_messages
+    return [*seen, stored]
+
+
+@pytest.mark.skipif(not has_frame_wire(), reason="the native part is not built")
+@pytest.mark.parametrize("seed", range(8))
+async def test_hazard_55_both_twins_decide_alike_about_spoilt_bytes(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    seen = []
+    for is_used in (False, True):
+        use_wire(monkeypatch, is_used=is_used)
+        async with icestream.testing.broker() as broker:
+            seen.append(await decisions(broker, seed))
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("seed", range(4))
