@@ -125,7 +125,7 @@ class PublishPath(Protocol):
         topics: Sequence[BrokerTopic],
         keys: Sequence[ShardKey],
         windows: Sequence[ProducerWindow],
-        blocks: bytes,
+        bodies: Sequence[bytes],
         group: BlockGroup,
         largest_block: int,
         on_done: Callable[[PublishGroupResult], object],

@@ -152,7 +152,7 @@ class IcebergStorage:
     def takes_group(self, size: int, shards: int) -> bool:
         return self.log.takes_group(size, shards)
 
-    def store_group(self, shards: Sequence[ShardKey], blocks: bytes, group: BlockGroup) -> Receipt:
+    def store_group(self, shards: Sequence[ShardKey], bodies: Sequence[bytes], group: BlockGroup) -> Receipt:
         if self.closed:
             for key in shards:
                 self._check_open(key)
@@ -160,7 +160,7 @@ class IcebergStorage:
             streams = [*map(self._streams.__getitem__, shards)]
         except KeyError:
             streams = [*map(self.stream, shards)]  # raises for the one that is missing
-        return self.log.submit([AppendGroup([stream.shard for stream in streams], blocks, group)])
+        return self.log.submit([AppendGroup([stream.shard for stream in streams], bodies, group)])
 
     def _check_open(self, shard: ShardKey) -> None:
         if self.closed and (error := self.closed.get(shard.topic_id)) is not None:

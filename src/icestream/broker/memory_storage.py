@@ -131,7 +131,7 @@ class MemoryStorage:
     def takes_group(self, size: int, shards: int) -> bool:
         return size <= self.batch_bytes_max
 
-    def store_group(self, shards: Sequence[ShardKey], blocks: bytes, group: BlockGroup) -> Receipt:
+    def store_group(self, shards: Sequence[ShardKey], bodies: Sequence[bytes], group: BlockGroup) -> Receipt:
         if self._is_closed:
             raise _closed_error()
         receipt = Receipt()
@@ -139,7 +139,7 @@ class MemoryStorage:
         bases, rejected = [shard.visible for shard in memory_shards], dict[int, Duplicate | errors.IcestreamError]()
         for shard, (start, end) in zip(memory_shards, group.shard_ranges(), strict=True):
             for index in range(start, end):
-                block = group.block(index, blocks)
+                block = group.block(index, bodies)
                 result = self._store_block(shard, block, decode_block_head(block))
                 if isinstance(result, Duplicate | errors.IcestreamError):
                     rejected[index] = result

@@ -173,7 +173,7 @@ class Publisher:
         topics: Sequence[BrokerTopic],
         keys: Sequence[ShardKey],
         windows: Sequence[ProducerWindow],
-        blocks: bytes,
+        bodies: Sequence[bytes],
         group: BlockGroup,
         largest_block: int,
         on_done: Callable[[PublishGroupResult], object],
@@ -186,13 +186,13 @@ class Publisher:
         nothing was stored.
         """
         # The log stores a group in one record of one file: one that is too large might never fit.
-        if not self._storage.takes_group(len(blocks), len(keys)) or self.needs_decisions(topics, largest_block):
+        if not self._storage.takes_group(group.size_bytes, len(keys)) or self.needs_decisions(topics, largest_block):
             return False
         for window in windows:
             if window.is_refused or window.is_closed:
                 return False
         try:
-            receipt = self._storage.store_group(keys, blocks, group)
+            receipt = self._storage.store_group(keys, bodies, group)
         except errors.IcestreamError:
             return False  # each batch is refused by itself, with the same error
         PublishGroupResult(receipt, topics, windows, group, on_done)

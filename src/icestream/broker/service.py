@@ -554,7 +554,7 @@ class Broker:
         topics: Sequence[BrokerTopic],
         keys: Sequence[ShardKey],
         windows: Sequence[ProducerWindow],
-        blocks: bytes,
+        bodies: Sequence[bytes],
         group: BlockGroup,
         largest_block: int,
         on_done: Callable[[PublishGroupResult], object],
@@ -562,7 +562,7 @@ class Broker:
         """Stores a group of valid blocks of open producers; False: publish its batches one by one (Publisher)."""
         if self.is_closing:
             return False
-        return self._publisher.publish_group(topics, keys, windows, blocks, group, largest_block, on_done)
+        return self._publisher.publish_group(topics, keys, windows, bodies, group, largest_block, on_done)
 
     def reset_producer(self, producer: BrokerProducer, shard: int) -> None:
         """Accepts blocks again after a refusal: the client knows about it and resends from there.

@@ -223,7 +223,7 @@ class PersistentStorage(Protocol):
     def takes_group(self, size: int, shards: int) -> bool:
         """True if a group of `size` bytes for so many shards can be stored as one."""
 
-    def store_group(self, shards: Sequence[ShardKey], blocks: bytes, group: BlockGroup) -> Receipt:
+    def store_group(self, shards: Sequence[ShardKey], bodies: Sequence[bytes], group: BlockGroup) -> Receipt:
         """Stores a group of blocks in its shards, each as `store_messages` would; the one result is a PlacedGroup.
 
         Raises as `store_messages`, for the whole group: then nothing of it is stored.

@@ -274,8 +274,8 @@ class SessionLog:
         stored = [StoredBlock(self._shard, transaction)]
         if message is not None:
             stored.insert(0, message)
-        shards, blocks = [item.shard for item in stored], b"".join(item.block for item in stored)
-        receipt = self._storage.store_group(shards, blocks, _group_of([item.block for item in stored]))
+        shards, blocks = [item.shard for item in stored], [item.block for item in stored]
+        receipt = self._storage.store_group(shards, blocks, _group_of(blocks))
         receipt.add_done_callback(partial(self._settled, records, len(transaction), len(stored) - 1))
         return receipt
 

@@ -73,7 +73,7 @@ class ShardSource(Protocol):
 class DurableStorage(Protocol):
     """Stores and reads the messages of shards, and the state of sessions in shards of its own."""
 
-    def store_group(self, shards: Sequence[ShardKey], blocks: bytes, group: BlockGroup) -> Receipt:
+    def store_group(self, shards: Sequence[ShardKey], bodies: Sequence[bytes], group: BlockGroup) -> Receipt:
         """Stores blocks in several shards in one record: all of them or none."""
 
     @property

@@ -30,7 +30,7 @@ class AppendRequest(Receipt):
 
 def total_block_bytes(batches: Sequence[AppendBatch | AppendGroup]) -> int:
     """The bytes of the batches' blocks. One batch is the common case and costs no loop."""
-    return len(batches[0].block) if len(batches) == 1 else sum([len(batch.block) for batch in batches])
+    return batches[0].size_bytes if len(batches) == 1 else sum([batch.size_bytes for batch in batches])
 
 
 class AppendQueue:

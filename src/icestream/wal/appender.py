@@ -45,13 +45,22 @@ class AppendBatch(NamedTuple):
     block: bytes
     numbering: Numbering | None = None
 
+    @property
+    def size_bytes(self) -> int:
+        return len(self.block)
+
 
 class AppendGroup(NamedTuple):
     """Batches of any number of producers for some shards, as a group (model/block_group.py)."""
 
     shards: Sequence[Shard]
-    block: bytes  # all blocks, one behind the other
+    bodies: Sequence[bytes]  # of each shard: its blocks, one behind the other
     group: BlockGroup
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all blocks."""
+        return self.group.size_bytes
 
 
 class Placed(NamedTuple):
@@ -321,7 +330,7 @@ class Appender:
 
     def _group_cost(self, batch: AppendGroup) -> int:
         """The bytes that a group adds to the record and to the footer, at most."""
-        cost = len(batch.block) + len(batch.shards) * (self._section_cost + wire.ALIGN)
+        cost = batch.group.size_bytes + len(batch.shards) * (self._section_cost + wire.ALIGN)
         number = self.file.number if self.file is not None else 0
         new_shards = len([shard for shard in batch.shards if shard.entry_file != number])
         return cost + new_shards * _NEW_SHARD_COST
@@ -337,7 +346,7 @@ class Appender:
         )
         is_stored = False
         gathered = self._gathered
-        for shard, rows, body in zip(shards, *group.stored(rejected, batch.block), strict=True):
+        for shard, rows, body in zip(shards, *group.stored(rejected, batch.bodies), strict=True):
             if rows:
                 is_stored = True
                 if not shard.rows:

@@ -234,8 +234,9 @@ class ProducerSequences:
                 and ((room := len(sent := window.sent) < window_batches) or sent[-window_batches][_LSN] <= released_lsn)
             ):
                 sent.append(new_tuple(StoredBatch, (first, rows, offset, lsn)))
-                if not room and sent[1][_LSN] <= forgotten_lsn:
-                    window.forget(forgotten_lsn)
+                if not room:  # `forget`, written out
+                    while len(sent) > window_batches and sent[1][_LSN] <= forgotten_lsn:
+                        sent.popleft()
                 window.expected = first + rows
                 if now_us - window.used_us >= _USE_STEP_US:
                     del windows[key, producer_id]  # used last

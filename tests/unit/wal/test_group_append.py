@@ -69,7 +69,7 @@ def group_of(sent: Sequence[SentBatch]) -> tuple[BlockGroup, bytes]:
         array("q", [numbering.first_sequence for numbering in numberings]),
         [last for last in range(1, len(sent) + 1) if last == len(sent) or shards[last] != shards[last - 1]],
     )
-    return group, b"".join(blocks)
+    return group, group.bodies_of(b"".join(blocks))
 
 
 def append_alone(appender: Appender, sent: Sequence[SentBatch]) -> list[Result]:
@@ -82,9 +82,9 @@ def append_alone(appender: Appender, sent: Sequence[SentBatch]) -> list[Result]:
 
 def append_group(appender: Appender, sent: Sequence[SentBatch]) -> list[Result]:
     """Appends a group; returns the result of each batch."""
-    group, blocks = group_of(sent)
+    group, bodies = group_of(sent)
     keys = [KEYS[sent[start].shard] for start, _ in group.shard_ranges()]
-    (placed,) = appender.append([AppendGroup([appender.state.shard(key) for key in keys], blocks, group)], 1)
+    (placed,) = appender.append([AppendGroup([appender.state.shard(key) for key in keys], bodies, group)], 1)
     assert isinstance(placed, PlacedGroup)
     results: list[Result] = []
     for base, (start, end) in zip(placed.base_offsets, group.shard_ranges(), strict=True):
@@ -168,11 +168,11 @@ def test_a_rolled_back_group_is_expected_again() -> None:
 def test_a_group_without_room_in_any_file_gets_no_offsets() -> None:
     appender = new_appender()
     sent = [SentBatch(None, 0, 1, shard) for shard in range(len(KEYS))]
-    group, blocks = group_of(sent)
+    group, bodies = group_of(sent)
     shards = [appender.state.shard(key) for key in KEYS]
     assert appender.file is not None
     appender.file.position = appender.file.capacity - 1024
-    assert appender.append([AppendGroup(shards, blocks, group)], 1) == []
+    assert appender.append([AppendGroup(shards, bodies, group)], 1) == []
     assert [shard.assigned for shard in shards] == [0, 0, 0]
     appender.file_ready(2, 64 * limits.MIB)
     assert append_group(appender, sent) == [Placed(0, 1)] * 3
@@ -182,12 +182,19 @@ def test_a_group_without_room_in_any_file_gets_no_offsets() -> None:
 @pytest.mark.parametrize("rejected", [set(), {0}, {1}, {0, 2}, {3}, {0, 1, 2, 3}])
 def test_the_blocks_without_the_rejected_ones_are_the_others_in_order(rejected: set[int]) -> None:
     sent = [SentBatch(None, 0, 1), SentBatch(None, 5, 2), SentBatch(None, 9, 3), SentBatch(None, 1, 1, 2)]
-    group, blocks = group_of(sent)
+    group, bodies = group_of(sent)
     kept = [[batch for index, batch in enumerate(sent) if index not in rejected and batch.shard == n] for n in (0, 2)]
-    assert group.stored(rejected, blocks) == (
+    assert group.stored(rejected, bodies) == (
         [sum(batch.rows for batch in shard) for shard in kept],
         [b"".join(batch.block for batch in shard) for shard in kept],
     )
+
+
+def test_every_block_of_a_group_is_found_in_the_body_of_its_shard() -> None:
+    sent = [SentBatch(None, 0, 1), SentBatch(None, 5, 2), SentBatch(11, 9, 3, 1), SentBatch(12, 1, 1, 2)]
+    group, bodies = group_of(sent)
+    assert [group.block(index, bodies) for index in range(len(sent))] == [batch.block for batch in sent]
+    assert group.size_bytes == sum(map(len, bodies))
 
 
 def test_a_group_splits_into_the_groups_of_its_shards() -> None:
@@ -198,9 +205,10 @@ def test_a_group_splits_into_the_groups_of_its_shards() -> None:
         SentBatch(11, 1, 1, 2),
         SentBatch(11, 2, 1, 2),
     ]
-    parts = group_of(sent)[0].split(group_of(sent)[1])
-    for shard, (group, blocks) in enumerate(parts):
-        expected, expected_blocks = group_of([batch for batch in sent if batch.shard == shard])
+    whole, bodies = group_of(sent)
+    parts = whole.split()
+    for shard, (group, body) in enumerate(zip(parts, bodies, strict=True)):
+        expected, expected_bodies = group_of([batch for batch in sent if batch.shard == shard])
         assert [list(column) for column in group] == [list(column) for column in expected]
-        assert blocks == expected_blocks
+        assert [body] == expected_bodies
     assert len(parts) == 3

@@ -198,10 +198,6 @@ impl Group {
         self.rows.sort_by_key(|row| row.queue);
     }
 
-    pub fn size(&self) -> usize {
-        self.blocks.len()
-    }
-
     pub fn block(&self, row: &GroupRow) -> &[u8] {
         &self.blocks[row.start as usize..row.end as usize]
     }

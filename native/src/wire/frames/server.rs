@@ -5,7 +5,7 @@
 //!     (0 to 4, …)                                                  `StreamEvent` in burst.rs
 //!     (5, connection, kind, flags, number, body, last publish)     a frame
 //!     (6, connection, size, kind)                                  a head that no frame can have; nothing follows
-//!     (7, batch, queues, slots, columns, blocks, largest)          a group of blocks for one shard or many
+//!     (7, batch, queues, slots, columns, bodies, largest)          a group: blocks for one shard or many, a body of each
 //!     (8, batch, queue, slot, rows, sequence, block)               a group of one block
 //!     (9, [(slot, shard, generation, ranges), …])                  acks of declared consumers
 //!     (10, [(slot, shard, generation, delay, ranges), …])          nacks
@@ -364,19 +364,19 @@ impl State {
         }
         group.sort_by_queue();
         let rows = &group.rows;
-        let mut blocks = Output::new(py, group.size())?;
-        let mut ends: Vec<u32> = Vec::with_capacity(rows.len());
-        let mut queues: Vec<u32> = Vec::new();
-        let mut shard_ends: Vec<u32> = Vec::new();
-        for (index, row) in rows.iter().enumerate() {
-            blocks.put(group.block(row));
-            ends.push(blocks.filled().len() as u32);
-            if queues.last() == Some(&row.queue) {
-                *shard_ends.last_mut().expect("an end") += 1;
-            } else {
-                queues.push(row.queue);
-                shard_ends.push(index as u32 + 1);
+        let (mut ends, mut size): (Vec<u32>, usize) = (Vec::with_capacity(rows.len()), 0);
+        let (mut queues, mut shard_ends): (Vec<u32>, Vec<u32>) = (Vec::new(), Vec::new());
+        let bodies = PyList::empty(py);
+        for of_shard in rows.chunk_by(|row, next| row.queue == next.queue) {
+            let mut body = Output::new(py, of_shard.iter().map(|row| group.block(row).len()).sum())?;
+            for row in of_shard {
+                body.put(group.block(row));
+                ends.push((size + body.filled().len()) as u32);
             }
+            size += body.filled().len();
+            bodies.append(body.finish())?;
+            queues.push(of_shard[0].queue);
+            shard_ends.push(ends.len() as u32);
         }
         let columns = (
             packed(py, &ends),
@@ -387,11 +387,11 @@ impl State {
             packed(py, &shard_ends),
         );
         let slots = packed(py, &rows.iter().map(|row| row.target.slot).collect::<Vec<_>>());
-        let (queues, blocks) = (packed(py, &queues), blocks.finish());
+        let queues = packed(py, &queues);
         let largest = group.largest;
         let targets = group.rows.into_iter().map(|row| row.target).collect();
         let batch = self.add_batch(Batch { targets, shard_ends });
-        Ok((7, batch, queues, slots, columns, blocks, largest).into_pyobject(py)?.into_any())
+        Ok((7, batch, queues, slots, columns, bodies, largest).into_pyobject(py)?.into_any())
     }
 
     /// Returns the number of the batch, which is never used twice.

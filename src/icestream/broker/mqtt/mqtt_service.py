@@ -519,7 +519,7 @@ class MqttService:
         for block in blocks:
             rows = decode_block_head(block).rows
             group = BlockGroup([len(block)], [rows], [NOT_NUMBERED], [0], [NOT_NUMBERED], [1])
-            await self.storage.store_group([ShardKey(STATE_TOPIC_ID, shard)], block, group)
+            await self.storage.store_group([ShardKey(STATE_TOPIC_ID, shard)], [block], group)
 
     def _has_state(self) -> bool:
         return any(

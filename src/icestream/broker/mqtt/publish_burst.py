@@ -80,7 +80,8 @@ class BurstStore:
             return False
         service.log.flush()  # session records that wait for a write share the record of the log with this group
         try:
-            receipt = storage.store_group([shard.key for shard in shards], blocks, burst.group)
+            keys = [shard.key for shard in shards]
+            receipt = storage.store_group(keys, burst.group.bodies_of(blocks), burst.group)
         except errors.IcestreamError:
             return False  # each message is refused by itself, with the same error
         self._count(burst, shards)

@@ -105,7 +105,7 @@ class RetainedLog:
             block = encode_transaction(part)
             rows = decode_block_head(block).rows
             group = BlockGroup([len(block)], [rows], [NOT_NUMBERED], [0], [NOT_NUMBERED], [1])
-            (result,) = await self._storage.store_group([self._shard], block, group)
+            (result,) = await self._storage.store_group([self._shard], [block], group)
             assert isinstance(result, PlacedGroup)
             self._held_bytes += len(block)
 

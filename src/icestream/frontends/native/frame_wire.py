@@ -88,7 +88,7 @@ class ReceivedGroup(NamedTuple):
     batch: int
     slots: Sequence[PublishSlot | None]
     group: BlockGroup
-    blocks: bytes
+    bodies: Sequence[bytes]  # of each shard
     largest_block: int
 
 
@@ -192,10 +192,10 @@ class FrameWire(WireDriver):
     # --- groups ---
 
     def _on_group(
-        self, batch: int, queues: bytes, slots: bytes, columns: Sequence[bytes], blocks: bytes, largest: int
+        self, batch: int, queues: bytes, slots: bytes, columns: Sequence[bytes], bodies: list[bytes], largest: int
     ) -> None:
         group = BlockGroup(*map(array, COLUMN_TYPES, columns))
-        received = ReceivedGroup(batch, [*map(self._slots.get, array("I", slots))], group, blocks, largest)
+        received = ReceivedGroup(batch, [*map(self._slots.get, array("I", slots))], group, bodies, largest)
         self._publish_queues([*map(self._queues.get, array("I", queues))], received)
 
     def _publish_queues(self, queues: Sequence[ShardQueue | None], received: ReceivedGroup) -> None:
@@ -203,19 +203,19 @@ class FrameWire(WireDriver):
         if len(queues) == 1:
             self._publish_queue(queues[0], received)
             return
-        is_free = not self._waiting_queues and self._broker.has_room(len(received.blocks))
+        is_free = not self._waiting_queues and self._broker.has_room(received.group.size_bytes)
         if is_free and None not in queues and self._publish(queues, received):  # type: ignore[arg-type]
             return
         batches = self._server.split(received.batch)
         starts = (0, *received.group.shard_ends)
-        groups = received.group.split(received.blocks)
-        for queue, batch, start, (group, blocks) in zip(queues, batches, starts, groups, strict=False):
+        groups = received.group.split()
+        for queue, batch, start, group, body in zip(queues, batches, starts, groups, received.bodies, strict=False):
             slots = received.slots[start : start + group.block_count]
-            self._publish_queue(queue, ReceivedGroup(batch, slots, group, blocks, received.largest_block))
+            self._publish_queue(queue, ReceivedGroup(batch, slots, group, (body,), received.largest_block))
 
     def _publish_queue(self, queue: ShardQueue | None, received: ReceivedGroup) -> None:
         """Publishes a group for one shard, as one if possible, else batch by batch."""
-        if queue is not None and (queue.waiting or not self._broker.has_room(len(received.blocks))):
+        if queue is not None and (queue.waiting or not self._broker.has_room(received.group.size_bytes)):
             self._wait_for_room(queue, received)
         elif queue is None or not self._publish((queue,), received):
             self._publish_one_by_one(received)
@@ -253,7 +253,7 @@ class FrameWire(WireDriver):
             [queue.topic for queue in queues],
             [queue.key for queue in queues],
             [slot.window for slot in slots],  # type: ignore[union-attr]
-            received.blocks,
+            received.bodies,
             received.group,
             received.largest_block,
             partial(self._on_group_done, received.batch),
@@ -273,7 +273,7 @@ class FrameWire(WireDriver):
             try:
                 if slot is None:
                     raise errors.UnknownHandle("the producer is closed", hint="open it again")
-                block = received.group.block(index, received.blocks)
+                block = received.group.block(index, received.bodies)
                 result = self._broker.publish(slot.producer, slot.shard, block)
             except errors.IcestreamError as error:
                 outcomes.add(index, encode_refusal(error))
@@ -304,7 +304,7 @@ class FrameWire(WireDriver):
         while queue.waiting:
             received = queue.waiting[0]
             try:
-                await self._broker.wait_for_room(len(received.blocks))
+                await self._broker.wait_for_room(received.group.size_bytes)
             except errors.IcestreamError as error:
                 refusals = dict.fromkeys(range(received.group.block_count), encode_refusal(error))
                 self._settle(received.batch, NO_OFFSETS, refusals, 0)
@@ -476,4 +476,4 @@ def _group_of(batch: int, slot: PublishSlot | None, block: bytes) -> ReceivedGro
     head = decode_block_head(block)
     producer_id, epoch, sequence = head.numbering or (NOT_NUMBERED, 0, NOT_NUMBERED)
     group = BlockGroup((len(block),), (head.rows,), (producer_id,), (epoch,), (sequence,), (1,))
-    return ReceivedGroup(batch, [slot], group, block, len(block))
+    return ReceivedGroup(batch, [slot], group, (block,), len(block))
