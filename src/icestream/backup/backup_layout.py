@@ -15,6 +15,8 @@ DELETIONS: Final = "deletions/"
 INVENTORY: Final = "inventory"
 ENCRYPTED: Final = ".enc"
 _ID: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}")
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_NAME_CHARACTERS: Final = 200
 _SUFFIX: Final = re.compile(r"\.[a-z0-9]{1,12}")
 _STORED: Final = re.compile(r"objects/[0-9a-f]{2}/([0-9a-f]{64})(?:\.[a-z0-9]{1,12})?(?:\.enc)?")
 
@@ -32,6 +34,18 @@ def check_backup_id(text: str) -> str:
             f"not the id of a backup: {text[:80]!r}", hint="`icestream backup list` shows the ids"
         )
     return text
+
+
+def check_name(name: str) -> str:
+    """Returns the name of something in a target. Raises BackupDamaged for one that leads out of it: names are read from
+    the target itself, and may have been changed."""
+    if not name or "\x00" in name or any(part in ("", ".", "..") for part in name.rstrip("/").split("/")):
+        raise errors.BackupDamaged(f"{name[:_NAME_CHARACTERS]!r} is not a name in a backup target")
+    return name
+
+
+def is_digest(text: str) -> bool:
+    return _DIGEST.fullmatch(text) is not None
 
 
 def begin_name(backup_id: str) -> str:

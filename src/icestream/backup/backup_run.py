@@ -56,12 +56,14 @@ from icestream.backup.seed_manifest import SeedOptions
 from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.tail_object import encode_tail
 from icestream.catalog.catalog_holds import BACKUP_TAG
+from icestream.catalog.operations.file_rules import refused_file
+from icestream.catalog.operations.table_places import is_in_one_of, is_own, own_places
 from icestream.catalog.topic_rules.snapshot_progress import snapshot_progress
 from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableCatalog, TableChange
 from icestream.iceberg import relocation
 from icestream.iceberg.conversions import integer_from_bytes
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.location import normalize
+from icestream.iceberg.location import normalize, normalize_or_none
 from icestream.iceberg.manifests import (
     DATA_CONTENT,
     POSITION_DELETES_CONTENT,
@@ -216,6 +218,7 @@ class BackupRun:
         self._copied = _CopyProgress()
         self._batch: list[ObjectRow] = []
         self._cut: CutRecord | None = None
+        self._places: dict[int, list[str]] | None = None  # of the tables of the cut, by topic id, once they are needed
 
     @property
     def _now_ms(self) -> int:
@@ -539,13 +542,17 @@ class BackupRun:
         bounds = _offset_columns(document)
         list_row = await self._copy_file(topic, table, snapshot["manifest-list"], "table-metadata", None, bounds, {})
         list_data = await self._stored.content(list_row.reference, "table-metadata")
+        listed = decode_manifest_list(snapshot["manifest-list"], list_data)
+        own = own_places(document["location"], document.get("properties") or {})
+        await self._check_places(topic, own, [manifest.path for manifest in listed])
         manifests: list[relocation.SourceManifest] = []
-        for manifest in decode_manifest_list(snapshot["manifest-list"], list_data):
+        for manifest in listed:
             path = manifest.path
             row = await self._copy_file(topic, table, path, "table-metadata", None, bounds, {})
             data = await self._stored.content(row.reference, "table-metadata")
             manifests.append(relocation.SourceManifest(path, data, manifest.record))
             entries = live_entries(path, data)
+            await self._check_places(topic, own, [entry.file_path for entry in entries])
             self.progress.files_total += len(entries)
             self.progress.bytes_total += sum(entry.file_size_bytes for entry in entries)
             await self._copy_entries(topic, table, entries, bounds, unchanged)
@@ -553,6 +560,28 @@ class BackupRun:
         await self._check_pin(table)
         if table.view:
             await self._write_view(topic, document, snapshot, list_data, manifests)
+
+    async def _check_places(self, topic: TopicCut, own: Sequence[str], paths: Iterable[str]) -> None:
+        """Raises TableUnreadable for a file in a place of another topic's table: a manifest that was replaced after its
+        commit can name it, and a restore would give it to the readers of this topic (hazard 109)."""
+        elsewhere = [path for path in paths if not is_own(path, own)]
+        if not elsewhere:
+            return  # almost always, so the places of others need not be read
+        others = await self._places_of_others(topic.id)
+        for path in elsewhere:
+            location = normalize_or_none(path)
+            if location is None or is_in_one_of(location, others):
+                raise refused_file(path)
+
+    async def _places_of_others(self, topic_id: int) -> frozenset[str]:
+        assert self._cut is not None
+        if self._places is None:
+            self._places = {}
+            for topic in self._cut.topics:
+                if topic.table is not None:
+                    document = orjson.loads(await self._stored.content(topic.table.metadata, "table-metadata"))
+                    self._places[topic.id] = own_places(document["location"], document.get("properties") or {})
+        return frozenset(place for other, places in self._places.items() if other != topic_id for place in places)
 
     async def _copy_entries(
         self,

@@ -9,8 +9,9 @@
     remove      removes an object if it exists
     location    the absolute location of a name, as Iceberg metadata has it
 
-What these have written is durable when they return. `spool` is the directory for temporary files: of a directory
-target its own `.partial`, so that adopting is a link and not a copy.
+A name that leads out of the target raises BackupDamaged. What these have written is durable when they return. `spool`
+is the directory for temporary files: of a directory target its own `.partial`, so that adopting is a link and not a
+copy.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from icestream import errors, limits
+from icestream.backup.backup_layout import check_name
 from icestream.catalogs.bucket import Bucket, open_bucket
 from icestream.catalogs.object_files import parse_object_location
 from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
@@ -70,9 +72,13 @@ class DirectoryTarget:
     def location(self, name: str) -> str:
         return f"file:{self._root}/{name}"
 
+    def _path(self, name: str) -> Path:
+        """Raises BackupDamaged for a name that leads out of the directory."""
+        return self._root / check_name(name)
+
     def chunks(self, name: str) -> Iterator[bytes]:
         try:
-            with (self._root / name).open("rb") as file:
+            with self._path(name).open("rb") as file:
                 while chunk := file.read(limits.BACKUP_CHUNK_BYTES):
                     yield chunk
         except OSError as error:
@@ -87,7 +93,7 @@ class DirectoryTarget:
         """Writes a small object, whatever was there."""
 
         def put() -> None:
-            path = self._root / name
+            path = self._path(name)
             make_directory(path.parent)
             self._spool(data).replace(path)
             _sync(path.parent)
@@ -104,7 +110,7 @@ class DirectoryTarget:
 
     async def adopt(self, path: Path, name: str) -> bool:
         def adopt() -> bool:
-            target = self._root / name
+            target = self._path(name)
             make_directory(target.parent)
             try:
                 # A link, not a rename: it fails if the name exists, so nothing is ever replaced.
@@ -121,7 +127,7 @@ class DirectoryTarget:
     async def get(self, name: str) -> bytes | None:
         def read() -> bytes | None:
             try:
-                return (self._root / name).read_bytes()
+                return self._path(name).read_bytes()
             except FileNotFoundError:
                 return None
             except OSError as error:
@@ -132,7 +138,7 @@ class DirectoryTarget:
     async def size(self, name: str) -> int | None:
         def size() -> int | None:
             try:
-                return (self._root / name).stat().st_size
+                return self._path(name).stat().st_size
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
@@ -140,7 +146,7 @@ class DirectoryTarget:
 
     async def names(self, prefix: str) -> Sequence[str]:
         def names() -> list[str]:
-            folder = self._root / prefix
+            folder = self._path(prefix)
             return sorted(
                 f"{Path(parent).relative_to(self._root).as_posix()}/{file}"
                 for parent, _, files in os.walk(folder)
@@ -151,7 +157,7 @@ class DirectoryTarget:
 
     async def remove(self, name: str) -> None:
         def remove() -> None:
-            path = self._root / name
+            path = self._path(name)
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
             # Empty folders of a deleted backup; the root itself stays.
@@ -179,42 +185,46 @@ class BucketTarget:
     def location(self, name: str) -> str:
         return f"{self._location}/{name}"
 
+    def _key(self, name: str) -> str:
+        """Raises BackupDamaged for a name that leads out of the prefix."""
+        return self._prefix + check_name(name)
+
     def chunks(self, name: str) -> Iterator[bytes]:
         try:
-            with self._bucket.reader(self._prefix + name) as reader:
+            with self._bucket.reader(self._key(name)) as reader:
                 while chunk := reader.read(limits.BACKUP_CHUNK_BYTES):
                     yield bytes(chunk)
         except OSError as error:
             raise _unreadable(name, error) from None
 
     async def put_new(self, name: str, data: bytes) -> None:
-        await self._bucket.put_new(self._prefix + name, data)
+        await self._bucket.put_new(self._key(name), data)
 
     async def put(self, name: str, data: bytes) -> None:
-        await self._bucket.upload(self._prefix + name, data)
+        await self._bucket.upload(self._key(name), data)
 
     async def adopt(self, path: Path, name: str) -> bool:
         try:
             size = await self._offload.run(lambda: path.stat().st_size)
-            if await self._bucket.size(self._prefix + name) == size:
+            if await self._bucket.size(self._key(name)) == size:
                 return False
-            await self._bucket.upload(self._prefix + name, path)
+            await self._bucket.upload(self._key(name), path)
             return True
         finally:
             await self._offload.run(path.unlink)
 
     async def get(self, name: str) -> bytes | None:
-        return await self._bucket.get(self._prefix + name, limits.BACKUP_DOCUMENT_BYTES_MAX)
+        return await self._bucket.get(self._key(name), limits.BACKUP_DOCUMENT_BYTES_MAX)
 
     async def size(self, name: str) -> int | None:
-        return await self._bucket.size(self._prefix + name)
+        return await self._bucket.size(self._key(name))
 
     async def names(self, prefix: str) -> Sequence[str]:
-        names = await self._bucket.names_below(self._prefix + prefix)
+        names = await self._bucket.names_below(self._key(prefix))
         return [name.removeprefix(self._prefix) for name in names]
 
     async def remove(self, name: str) -> None:
-        await self._bucket.remove(self._prefix + name)
+        await self._bucket.remove(self._key(name))
 
 
 def open_target(

@@ -107,7 +107,7 @@ class BackupVerification:
             self._on_progress(len(part))
 
     async def _check_object(self, row: ObjectRow, *, is_deep: bool) -> list[BackupFinding]:
-        if ":" in row.path:  # an absolute location: a file of the warehouse, not an object of the target
+        if row.is_original:
             return await self._check_original(row, is_deep=is_deep)
         size = await self._stored.target.size(row.path)
         if size is None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from icestream import errors, limits
+from icestream.backup.backup_layout import is_digest
 from icestream.backup.backup_root import ObjectRef
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ class ObjectRow(NamedTuple):
     source: str
     snapshot_id: int | None
     added_ms: int
+
+    @property
+    def is_original(self) -> bool:
+        """Whether the object is a file of the warehouse: a reference backup has no copies of them."""
+        return "://" in self.path or self.path.startswith("file:")
 
     @property
     def reference(self) -> ObjectRef:
@@ -141,6 +147,18 @@ def decode_list(name: str, data: bytes) -> Iterator[ObjectRow]:
         file = pq.ParquetFile(io.BytesIO(data))
         for batch in file.iter_batches(limits.BACKUP_LIST_ROWS, columns=list(ObjectRow._fields)):
             columns: Sequence[Any] = [column.to_pylist() for column in batch.columns]
-            yield from map(ObjectRow._make, zip(*columns, strict=True))
+            for row in map(ObjectRow._make, zip(*columns, strict=True)):
+                _check_digests(name, row)
+                yield row
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise errors.BackupDamaged(f"{name} is not an object list: {error}") from None
+
+
+def _check_digests(name: str, row: ObjectRow) -> None:
+    """A restored file is named after the digest of its content. An original that a reference backup names has none.
+
+    Raises BackupDamaged.
+    """
+    digests = (row.sha256, row.content_sha256)
+    if not all(map(is_digest, digests)) and (any(digests) or not row.is_original):
+        raise errors.BackupDamaged(f"{name} names {row.path} without the SHA-256 of its bytes")

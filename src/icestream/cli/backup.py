@@ -524,16 +524,18 @@ async def _release_pins(target: Target, backup_id: str) -> bool:
 
 
 def _source(settings: Settings) -> Callable[[str], Iterator[bytes]]:
-    return _warehouse_files(settings).chunks
+    """Reads the files that a backup names: those of the warehouse only, whatever the target was made to say."""
+    return _warehouse_files(settings, is_bounded=True).chunks
 
 
-def _warehouse_files(settings: Settings) -> WarehouseFiles:
+def _warehouse_files(settings: Settings, *, is_bounded: bool = False) -> WarehouseFiles:
     from icestream.backup.warehouse_files import WarehouseFiles
     from icestream.catalogs.object_files import open_files
-    from icestream.processes.component_options import store_options
+    from icestream.processes.component_options import store_options, table_roots
     from icestream.readers.lazy_scanner import file_opener
 
-    return WarehouseFiles(file_opener(open_files(store_options(settings))))
+    roots = table_roots(settings)
+    return WarehouseFiles(file_opener(open_files(store_options(settings)), roots), roots if is_bounded else None)
 
 
 def _version() -> str:

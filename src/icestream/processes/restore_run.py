@@ -383,9 +383,8 @@ class RestoreRun:
 
     def _chunks(self, row: ObjectRow) -> Iterator[bytes]:
         """The plain bytes of an object, compared with its digest at their end. Raises BackupDamaged."""
-        is_referenced = "://" in row.path or row.path.startswith("file:")
         digest = hashlib.sha256()
-        for chunk in self._source(row.path) if is_referenced else self._stored.plain_chunks(row.reference, row.role):
+        for chunk in self._source(row.path) if row.is_original else self._stored.plain_chunks(row.reference, row.role):
             digest.update(chunk)
             self._on_bytes(len(chunk))
             yield chunk

@@ -29,7 +29,7 @@ from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.identifier import Identifier
 from icestream.observability.log import get_logger
-from icestream.processes.component_options import store_options
+from icestream.processes.component_options import store_options, table_roots
 from icestream.readers.lazy_scanner import file_opener
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
@@ -57,7 +57,7 @@ class ScheduledBackups:
         self._settings = settings
         self._call = call
         self._catalog = catalog
-        self._source = WarehouseFiles(file_opener(files))
+        self._source = WarehouseFiles(file_opener(files, table_roots(settings)))
         self._clock = clock
         self._randomness = randomness
         self._offload = offload

@@ -10,11 +10,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 
 from icestream import errors
+from icestream.iceberg import table_metadata
+from icestream.iceberg.metadata_file import DATA_PATHS
 from icestream.model.row_digest import FOOTER_KEY
 from icestream.pipeline.compaction.compaction_job import CompactionOptions
 from icestream.pipeline.compaction.compaction_plan import CompactionRule
@@ -363,3 +366,20 @@ async def test_files_are_ordered_as_the_policy_of_their_topic_says(
     await compact(life, job)
     assert writer.groups == groups, "an ordered table is not rewritten again"
     await world.check()
+
+
+async def test_hazard_109_a_file_outside_of_the_table_s_places_is_left_alone(world: FaultWorld) -> None:
+    """A manifest that was replaced after its commit can name a file of another topic, with rows of the same columns."""
+    life = world.driver()
+    await ingest(world, life)
+    job, table = add_compaction(life), life.topics.loaded(1)
+    assert table is not None
+    own = [file.location for file in (await job.table_files(table)).files]
+    assert set(own) == await data_files(world)
+    document = orjson.loads(table.table.encode())
+    location = document["location"]
+    document["location"] = location.replace("/t1-", "/t2-")
+    table.table = table_metadata.load(document)
+    assert (await job.table_files(table)).files == []
+    table.table = table_metadata.load({**document, "properties": {DATA_PATHS[0]: location}})
+    assert len((await job.table_files(table)).files) == len(own), "a place that its properties name"

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 import msgspec
 
 from icestream import errors, limits
+from icestream.catalog.operations.table_places import is_own, own_places
 from icestream.catalog.topic_rules.rewritten_rows import (
     DataFile,
     DeleteFile,
@@ -330,7 +331,9 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
 
     async def table_files(self, table: TopicTable) -> PlannedFiles:
         """Returns the files of a table that may be rewritten, those of the pipeline and of the present partition spec,
-        with the deletes that apply to them."""
+        with the deletes that apply to them. A file that is not in a place of the table is left as it is: a manifest
+        that was replaced after its commit could name that of another topic, whose rows would become rows of this one
+        (hazard 109)."""
         if table.manifests is None:
             table.manifests = await self._manifests.current_manifests(table.table)
         deletes: dict[str, TableDelete] = {}
@@ -342,6 +345,8 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
                 deletes |= {delete.file.name: delete for delete in listed}
             elif is_ours(manifest) and manifest.spec_id == spec_id:
                 candidates += (await self._files_of(table, manifest)).files
+        places = own_places(table.table.location, dict(table.table.properties))
+        candidates = [(file, scan) for file, scan in candidates if is_own(file.location, places)]
         index = _DeleteIndex(deletes.values())
         files = [index.with_deletes(file, scan) for file, scan in candidates] if deletes else [f for f, _ in candidates]
         return PlannedFiles(files, deletes, planned_number(table.table))
