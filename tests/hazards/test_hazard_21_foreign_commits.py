@@ -82,7 +82,7 @@ def test_hazard_21_forced_changes_detach_the_table(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_hazard_21_other_tables_may_do_all_of_it(name: str) -> None:
+def test_hazard_21_tables_without_a_topic_accept_these_changes(name: str) -> None:
     state = three_rounds()
     free = settled(bind.detach(state, NOW_MS))
     assert foreign(free, *REFUSED[name]).table is not free.table

@@ -52,7 +52,7 @@ def test_hazard_77_a_rewrite_that_has_not_applied_a_delete_is_refused(delete: De
         commit(FileChanges(OLD, added(100), [delete]), [], RowDigest())
 
 
-def test_hazard_77_a_younger_delete_by_value_goes_on_to_apply() -> None:
+def test_hazard_77_a_younger_delete_by_value_still_applies() -> None:
     younger = BY_VALUE._replace(sequence_number=PLANNED + 1)
     assert commit(FileChanges(OLD, added(100), [younger]), [], RowDigest()).is_round
 

@@ -115,7 +115,7 @@ async def test_files_and_first_offset_go_in_one_commit(tmp_path: Path) -> None:
     assert "retention" in report.findings[0].text
 
 
-async def test_ingest_goes_on_after_a_retention_of_everything(tmp_path: Path) -> None:
+async def test_ingest_continues_after_a_retention_of_everything(tmp_path: Path) -> None:
     world, table, files = await open_world(tmp_path)
     assert isinstance(await commit_retention(world, table, files, 30), CommittedSnapshot)
     assert (await ask(world, ScanKind.EARLIEST)).offset is None

@@ -176,7 +176,7 @@ async def test_each_creation_and_seek_is_another_generation(broker: Broker) -> N
     assert (await consumed(broker)).generation == generations[-1]  # type: ignore[union-attr]
 
 
-async def test_a_topic_without_the_policy_is_not_asked_for(broker: Broker) -> None:
+async def test_offsets_of_consumers_are_read_for_topics_with_the_policy_only(broker: Broker) -> None:
     other = TopicName("default", "b")
     await broker.create_topic(other)
     await subscribe(broker, topic=other)

@@ -84,7 +84,7 @@ async def test_a_disconnect_of_a_broker_of_3_1_1_is_a_violation() -> None:
 
 
 @pytest.mark.asyncio
-async def test_packets_that_are_not_asked_for_stay_in_their_order() -> None:
+async def test_unrequested_packets_stay_in_order() -> None:
     answers = [CONNACK, delivery(1), packets.PingrespPacket(), delivery(1, is_duplicate=True)]
     async with scripted(*answers) as client:
         await client.connect()

@@ -134,7 +134,7 @@ async def test_a_name_that_exists_is_refused_and_nothing_changes(tmp_path: Path)
         assert await world.node.store.list_all("/") == before
 
 
-async def test_under_its_old_name_a_topic_goes_on_far_beyond_what_the_source_gave_out(tmp_path: Path) -> None:
+async def test_under_its_old_name_a_topic_resumes_far_beyond_the_offsets_of_the_source(tmp_path: Path) -> None:
     """Hazard 78: the source published beyond the cut."""
     async with backup_world(tmp_path / "source") as source:
         await prepare(source)

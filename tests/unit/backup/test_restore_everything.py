@@ -253,7 +253,7 @@ async def secure(world: BackupWorld) -> None:
     world.link = await open_link(node.settings.local_socket, "test", HelloCredential(token=token))
 
 
-async def test_accounts_come_back_only_if_they_are_asked_for_and_owners_with_them(tmp_path: Path) -> None:
+async def test_accounts_are_restored_on_request_only_and_owners_with_them(tmp_path: Path) -> None:
     async with source_and_empty(tmp_path) as (source, empty):
         await source.create_topic()
         await source.bind()

@@ -44,7 +44,7 @@ def test_a_figure_is_a_line_with_its_verdict_and_goal() -> None:
     assert line == "  missed        51 s, goal ≤ 45 s  seconds until 5,000 topics have rows"
 
 
-def test_programs_get_all_of_it() -> None:
+def test_programs_get_every_figure() -> None:
     rows = json.loads(as_json(ROWS, {}, GOALS))["rows"]
     assert [row["verdict"] for row in rows] == ["reached", "missed", "not measured"]
     assert rows[0]["measured"]["rounds"] == [0.61, 0.55, 0.7]

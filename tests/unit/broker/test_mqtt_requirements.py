@@ -799,7 +799,7 @@ async def test_hazard_64_a_backlog_of_a_former_route_comes_first(is_killed: bool
     await broker.shutdown()
 
 
-async def test_hazard_64_a_group_goes_on_with_a_new_route() -> None:
+async def test_hazard_64_a_group_continues_with_a_new_route() -> None:
     machine = MqttMachine()
     broker = await machine.open_broker()
     member = await durable(broker, expiry_s=3_600)

@@ -198,7 +198,7 @@ async def test_overlapping_subscriptions_are_one_delivery_with_all_identifiers(b
     assert not subscriber.deliveries()
 
 
-async def test_a_window_is_respected_and_goes_on_with_acks(broker: Broker) -> None:
+async def test_a_window_is_respected_and_reopens_with_acks(broker: Broker) -> None:
     subscriber = await connected(broker, "s", receive_maximum=2)
     await subscriber.subscribe("a", qos=1)
     publisher = await connected(broker, "p")

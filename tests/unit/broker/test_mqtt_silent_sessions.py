@@ -42,7 +42,7 @@ async def numbers(client: WorldClient, count: int) -> list[int]:
     return [int((await client.message()).payload) for _ in range(count)]
 
 
-async def test_emqx_15142_a_session_goes_on_after_hundreds_of_messages_and_reconnects() -> None:
+async def test_emqx_15142_a_session_resumes_after_hundreds_of_messages_and_reconnects() -> None:
     broker = await MqttMachine().open_broker()
     client = await durable(broker, receive_maximum=10)
     await client.subscribe("edge/#", qos=1)
@@ -87,7 +87,7 @@ async def test_emqx_16251_no_publisher_falls_silent_for_a_subscriber_that_comes_
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-async def test_emqx_17958_a_group_goes_on_after_a_restart_without_a_new_message(is_killed: bool) -> None:
+async def test_emqx_17958_a_group_resumes_after_a_restart_without_a_new_message(is_killed: bool) -> None:
     machine = MqttMachine()
     broker = await machine.open_broker()
     member = await durable(broker)
@@ -142,7 +142,7 @@ async def test_emqx_16874_writes_go_on_after_the_disk_failed_for_a_while() -> No
 
 
 @pytest.mark.parametrize("fault", ["ended", "hangs"])
-async def test_the_watchdog_repairs_a_session_that_does_not_read_what_it_is_owed(
+async def test_the_watchdog_restarts_a_session_that_does_not_read_its_backlog(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     """`fault`: its task is gone, or waits for what never comes. Nothing else would notice."""
@@ -250,7 +250,7 @@ async def test_t_ds_resubscribe_a_storage_that_is_away_in_the_middle_of_a_resume
     await broker.shutdown()
 
 
-async def test_r27_t_replay_deleted_generation_a_session_goes_on_behind_what_is_gone_and_the_loss_is_counted(
+async def test_r27_t_replay_deleted_generation_a_session_resumes_behind_removed_messages_and_counts_the_loss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine, broker = await with_backlog_in_the_table(tmp_path, 120)

@@ -133,7 +133,7 @@ async def test_a_session_shows_its_client_and_what_it_waits_for(machine: MqttMac
     assert row.expiry_left_ms == 1_000 * limits.MQTT_SESSION_EXPIRY_S_DEFAULT - 10_000
 
 
-async def test_a_session_says_why_it_does_not_get_what_it_lags_behind(broker: Broker) -> None:
+async def test_a_session_states_why_its_backlog_is_not_delivered(broker: Broker) -> None:
     client = await durable(broker, receive_maximum=2)
     await client.subscribe("a", qos=1)
     publisher = await connected(broker, "p")
@@ -184,7 +184,7 @@ async def test_pages_have_every_session_once(broker: Broker, is_lagging: bool) -
     assert seen == [f"s{number}" for number in range(7)]
 
 
-async def test_a_page_of_long_client_ids_is_cut_and_goes_on(broker: Broker) -> None:
+async def test_a_page_of_long_client_ids_is_cut_and_names_the_next(broker: Broker) -> None:
     ids = [letter * 60_000 for letter in "abcdefghijklmnopqrstuvwxyz"]
     for client_id in ids:
         await connected(broker, client_id)
@@ -530,7 +530,7 @@ async def test_topics_and_retained_messages_are_those_that_may_be_described(
     assert {row.payload for row in seen} == {row.payload for row in retained} == payloads
 
 
-async def test_a_retained_message_is_cleared_by_those_who_may_publish_there(broker: Broker) -> None:
+async def test_a_retained_message_is_cleared_by_the_right_to_publish(broker: Broker) -> None:
     publisher = await connected(broker, "p")
     for topic in ("a/1", "b/1"):
         await publisher.publish(topic, b"x", is_retained=True)
@@ -624,7 +624,7 @@ async def test_r15_a_client_that_catches_up_owes_nothing() -> None:
     await broker.shutdown()
 
 
-async def test_r15_a_shared_subscription_that_lags_too_much_loses_its_backlog_and_goes_on() -> None:
+async def test_r15_a_shared_subscription_that_lags_too_much_loses_its_backlog_and_resumes() -> None:
     machine = bounded()
     broker = await machine.open_broker()
     member = await durable(broker, "m")

@@ -32,7 +32,7 @@ class UnconditionalStore:
         writer.close()
 
 
-async def test_a_store_without_conditional_writes_is_reported_and_not_asked_again() -> None:
+async def test_a_store_without_conditional_writes_is_reported_and_not_retried() -> None:
     store = UnconditionalStore()
     server = await asyncio.start_server(store.answer, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

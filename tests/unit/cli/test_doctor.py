@@ -78,7 +78,7 @@ def test_for_people_it_ends_with_a_count(tmp_path: Path) -> None:
     assert lines[-1].endswith(" checks, 0 problems")
 
 
-def test_a_running_broker_is_asked_for_its_health() -> None:
+def test_the_health_of_a_running_broker_is_checked() -> None:
     with testing.broker(storage="disk") as broker:
         settings, http = broker.node.settings, broker.node.services.http.port
         ports = (f"ports.native={broker.address.rpartition(':')[2]}", f"ports.broker_http={http}")

@@ -62,7 +62,7 @@ async def test_one_member_confirms_id_and_name() -> None:
     assert not asking.failures
 
 
-async def test_a_refused_node_is_asked_about_again_later() -> None:
+async def test_a_refused_node_is_checked_again_later() -> None:
     member = KnownMember()
     asking = Asking(member)
     for _ in range(3):

@@ -280,7 +280,7 @@ def test_no_id_is_used_twice_with_the_ring_full(world: World) -> None:
         world.write([entry])
 
 
-def test_hazard_54_outbound_qos_2_goes_on_where_it_stopped(world: World) -> None:
+def test_hazard_54_outbound_qos_2_resumes_at_its_last_state(world: World) -> None:
     world.connect()
     first, second = world.send(1, 2, qos=2)
     world.write(change.pubrec(world.session(), first))

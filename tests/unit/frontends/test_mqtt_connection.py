@@ -253,7 +253,7 @@ async def test_a_takeover_drops_what_is_not_decided_and_answers_what_is() -> Non
         assert session.published == [b"decided"]
 
 
-async def test_a_takeover_of_a_client_that_said_goodbye_removes_its_will() -> None:
+async def test_a_takeover_of_a_normally_disconnected_client_removes_its_will() -> None:
     async with mqtt_front() as front, await front.client() as client:
         session = await opened(front, client)
         session.subscribing.clear()
@@ -484,7 +484,7 @@ async def test_a_silent_client_is_disconnected_after_one_and_a_half_times_its_ke
         assert session.ended.is_will_due
 
 
-async def test_the_clock_of_a_client_that_is_not_read_stands_still() -> None:
+async def test_the_keep_alive_of_a_client_that_is_not_read_is_suspended() -> None:
     """Hazard 67: the client may have sent its ping long ago."""
     async with mqtt_front() as front, await front.client() as client:
         await opened(front, client, keep_alive_seconds=1)

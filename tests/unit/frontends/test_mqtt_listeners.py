@@ -293,7 +293,7 @@ async def test_any_bytes_in_a_websocket_end_in_order(pieces: list[bytes], is_upg
 # --- the PROXY protocol -----------------------------------------------------------------------------------------------
 
 
-async def test_a_listed_proxy_says_where_the_client_is() -> None:
+async def test_a_listed_proxy_states_the_address_of_the_client() -> None:
     async with mqtt_front(proxies=["127.0.0.0/8"]) as front, await front.client() as client:
         client.writer.write(proxy_header("192.0.2.7", 4711))
         await client.connect()

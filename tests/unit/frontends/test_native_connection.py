@@ -532,7 +532,7 @@ async def test_deliveries_never_exceed_the_credit(client: RawClient, broker: Tes
     assert sum(rows) == 3
 
 
-async def test_a_stopping_broker_answers_accepted_requests_and_says_goodbye(broker: TestBroker) -> None:
+async def test_a_stopping_broker_answers_accepted_requests_and_sends_shutting_down(broker: TestBroker) -> None:
     async with raw_client(broker.address) as client:
         mine, _ = await opened(client)
         await client.write(*(publish(number, PublishPart(mine, 0, block(b"x"))) for number in range(10, 40)))

@@ -117,7 +117,7 @@ async def test_tokens_of_a_file_are_refused_beside_accounts(tmp_path: Path) -> N
             assert b"lake.token_file" in answer.body
 
 
-async def test_without_accounts_nothing_is_asked_for(tmp_path: Path) -> None:
+async def test_without_accounts_no_credential_is_required(tmp_path: Path) -> None:
     async with secured_lake(tmp_path, None) as lake:
         for header in ({}, {"authorization": "Basic YTpi"}, {"authorization": "Bearer forged"}):
             assert (await lake.ask("GET", TABLE, headers=header)).status == 200

@@ -406,7 +406,7 @@ async def test_a_leader_without_a_majority_steps_down_with_unknown_outcomes(
     assert len(group.states()) == 1
 
 
-async def test_a_write_that_the_leader_has_done_is_unknown_when_this_node_stops_before_it_hears_of_it(
+async def test_a_forwarded_write_is_unknown_when_this_node_stops_before_the_reply(
     group: NodeGroup,
 ) -> None:
     follower = group.followers[0]

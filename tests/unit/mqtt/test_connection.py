@@ -254,7 +254,7 @@ def test_publish_disconnect_and_end_in_one_read_publishes_and_removes_the_will()
     [(packets.DisconnectPacket(), False), (packets.DisconnectPacket(4), True), (None, True)],
     ids=["normal", "with will", "lost"],
 )
-def test_the_will_is_due_unless_the_client_says_goodbye(
+def test_the_will_is_due_unless_the_client_disconnects_normally(
     packet: packets.DisconnectPacket | None, is_will_due: bool
 ) -> None:
     wire = opened()

@@ -182,7 +182,7 @@ def test_a_packet_of_the_largest_size_is_scanned_and_a_larger_one_is_broken() ->
     assert native_reading(encode_packet(packet, V3)[:3], V3).refusal is not None
 
 
-def test_an_incomplete_packet_says_how_many_bytes_it_has() -> None:
+def test_an_incomplete_packet_states_its_size() -> None:
     data = encode_packet(packets.PublishPacket("a", bytes(200), 1, 7), V5)
     for prefix in truncations(data):
         needed = native.scan_mqtt(prefix, V5, PACKET_BYTES_MAX, limits.MQTT_TOPIC_LEVELS_MAX)[2]

@@ -475,7 +475,7 @@ def test_a_silent_connection_is_reported_and_one_that_sends_is_not(server: Serve
     assert time.monotonic() - began >= 0.14
 
 
-def test_hazard_67_the_clock_of_a_connection_that_is_not_read_stands_still(server: Server) -> None:
+def test_hazard_67_the_keep_alive_of_a_connection_that_is_not_read_is_suspended(server: Server) -> None:
     client = server.client()
     client.allow()
     server.native.set_silence_max(client.number, 0.05)

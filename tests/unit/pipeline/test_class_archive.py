@@ -47,7 +47,7 @@ def test_a_partial_archive_is_ignored(tmp_path: Path) -> None:
     assert not [*(tmp_path / "classes").iterdir()]
 
 
-def test_an_unsupported_java_is_not_asked(tmp_path: Path) -> None:
+def test_an_unsupported_java_gets_no_class_archive(tmp_path: Path) -> None:
     archive = ClassArchive(engine(is_whole=False), tmp_path, is_archiving=True)
     assert (archive.java_options(), archive.is_missing) == (PLAIN_OPTIONS, False)
 

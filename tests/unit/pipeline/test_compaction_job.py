@@ -102,7 +102,7 @@ async def test_a_table_that_is_compact_is_not_rewritten_again(world: FaultWorld)
     assert writer.groups == groups
 
 
-async def test_ingest_goes_on_while_files_are_rewritten(world: FaultWorld) -> None:
+async def test_ingest_continues_while_files_are_rewritten(world: FaultWorld) -> None:
     """The rewrite is held open; three rounds commit meanwhile, and then it lands on the table as it is."""
     life, offload = world.driver(), HeldOffload()
     await ingest(world, life)
@@ -350,7 +350,7 @@ async def test_a_driver_that_is_killed_in_a_compaction_is_followed_by_one_that_f
         ({"mqtt_columns": "on", "clustering": "zorder(level_2,publish_time)"}, "zorder-1:level_2,publish_time"),
     ],
 )
-async def test_files_are_ordered_as_the_policy_of_their_topic_says(
+async def test_files_are_ordered_by_the_policy_of_their_topic(
     world: FaultWorld, policies: dict[str, str], layout: str
 ) -> None:
     world.policies[1] = policies

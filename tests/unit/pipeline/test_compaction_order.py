@@ -148,7 +148,7 @@ def test_no_order_loses_or_changes_a_row(count: int, clustering: str, keys: int,
 @pytest.mark.parametrize(
     "text", ["keys", "payload", "headers", "key,key", "key,", "zorder(key)", "zorder()", "a" * 50, "offset,key", "KEY"]
 )
-def test_a_clustering_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_clustering_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidInput, match="is not a clustering"):
         parse_clustering(text)
 

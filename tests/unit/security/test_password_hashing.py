@@ -38,7 +38,7 @@ async def test_passwords_have_a_length(password: str) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("stored_hash", [None, "", "$argon2id$", "plain text", "$argon2id$v=19$m=8,t=2,p=1$AAAA$AAAA"])
-async def test_nothing_fits_a_hash_that_is_none(stored_hash: str | None) -> None:
+async def test_no_password_fits_an_invalid_hash(stored_hash: str | None) -> None:
     passwords = light()
     assert not await passwords.verify(stored_hash, "a password of nobody")
     assert not await passwords.verify(stored_hash, "")
