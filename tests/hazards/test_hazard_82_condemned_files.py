@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import pytest_asyncio
@@ -22,19 +21,12 @@ from icestream.catalog.condemned_files import CondemnedRecord, CondemnedState, S
 from icestream.catalog.topic_rules import topic_schema
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.manifest_cache import ManifestCache
-from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata import command as cmd
 from icestream.model.pipeline_file_name import data_name
-from icestream.model.task_messages import WrittenFile
-from icestream.pipeline.commit import snapshot_builder
-from icestream.pipeline.commit.snapshot_builder import ManifestChange, build_snapshot
-from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.driver.effects import Effect, Fault
 from icestream.pipeline.file_cleanup.watched_table import PendingRemoval, WatchedTable
-from icestream.pipeline.tables import table_policy
-from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
+from tests.support.engine_append import appended_file
 from tests.support.fault_world import FaultWorld, name_of
 from tests.support.foreign_engine import ForeignEngine
 from tests.support.interruptible_driver import (
@@ -88,7 +80,7 @@ class SlowWriter:
 
     async def commit(self) -> None:
         table = (await self._world.making.tables.load(self._name)).table
-        updates = await added_file(self._world, table, self.file)
+        updates = await appended_file(self._world, table, self.file)
         await self._catalog.commits.commit(self._name, CommitRequest([], updates))
 
     async def is_named(self) -> bool:
@@ -98,29 +90,6 @@ class SlowWriter:
     @property
     def exists(self) -> bool:
         return Path(self.file.removeprefix("file:")).exists()
-
-
-async def added_file(world: FaultWorld, table: TableMetadata, location: str) -> list[Any]:
-    """The updates that append a file to a table."""
-    reader = ManifestCache(world.avro)
-    manifests = (await reader.current_manifests(table))[0] if False else []
-    if table.current_snapshot_id is not None:
-        manifests = await reader.current_manifests(table)
-    schema_id, spec_id = table.fields["current-schema-id"], table.fields["default-spec-id"]
-    file = WrittenFile(1, location, 4, 1, [], schema_id, spec_id, [], {}, {}, {}, {}, {}, [4])
-    layout = reader.layout(table, table.current_schema, table_policy.default_spec(table))
-    token, number, now_ms = uuid.uuid4().bytes, uuid.uuid4().int >> 66, SystemClock().wall_us() // 1000
-    change = ManifestChange(layout, [file])
-    with (  # as an engine names its files
-        mock.patch.object(snapshot_builder, "manifest_name", lambda _, name, number: f"{name}-m{number}.avro"),
-        mock.patch.object(
-            snapshot_builder, "list_name", lambda snapshot_id, _, name: f"snap-{snapshot_id}-{name}.avro"
-        ),
-    ):
-        built = build_snapshot(table, manifests, [change], {}, number, 0, token, now_ms, TagRetention(), {})
-    for written in built.files:
-        await world.files.create(written.location, written.chunks)
-    return built.updates
 
 
 # --- slow writers -----------------------------------------------------------------------------------------------------
@@ -218,7 +187,7 @@ async def shared(world: FaultWorld, harness: InterruptibleDriver) -> set[str]:
     await world.making.tables.create(OTHER, {"schema": topic_schema.new_schema()})
     for file in files:
         table = (await world.making.tables.load(OTHER)).table
-        await world.making.commits.commit(OTHER, CommitRequest([], await added_file(world, table, file)))
+        await world.making.commits.commit(OTHER, CommitRequest([], await appended_file(world, table, file)))
     await ForeignEngine(world.catalog, world, "compaction", 1).meddle()
     return files
 

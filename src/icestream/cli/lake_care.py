@@ -128,9 +128,12 @@ def _health_row(health: TableHealth) -> list[object]:
 
 def maintain(
     table: OptionalTableName = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be merged.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
     only: Annotated[
-        str, typer.Option("--only", metavar="JOBS", help="Jobs to run, separated by commas; so far: compact.")
+        str,
+        typer.Option(
+            "--only", metavar="JOBS", help="Jobs to run, separated by commas: expire, clean-up, retention, compact."
+        ),
     ] = "compact",
     wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="How long to wait for the end.", min=0)] = 600,
     broker: BrokerOption = None,
@@ -139,42 +142,47 @@ def maintain(
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
     """Merge the small files of a table now, or of all tables, whatever budget and policies say; return when done.
+    With --only other jobs: expire snapshots, remove files, apply the retention.
 
     Example: icestream lake maintain shop.orders --dry-run
-    Example: icestream lake maintain shop.orders --wait 60
+    Example: icestream lake maintain shop.orders --only expire,clean-up --dry-run
     """
     from icestream.cli.catalog_access import catalog_settings
-    from icestream.pipeline.driver.maintenance_request import MaintenanceRequest
+    from icestream.pipeline.driver.maintenance_request import JOBS, MaintenanceRequest
 
-    jobs = {name.strip() for name in only.split(",")}
-    if jobs != {"compact"}:
-        raise errors.InvalidInput(f"--only {only}: there is no such job", hint="so far there is `compact`")
+    wanted = {name.strip() for name in only.split(",")}
+    if unknown := wanted - set(JOBS):
+        raise errors.InvalidInput(f"--only {only}: there is no job {min(unknown)!r}", hint=f"one of {', '.join(JOBS)}")
+    jobs: list[str] = [name for name in JOBS if name in wanted]
     target = Target(broker, config, sets)
     settings = catalog_settings(target, needs_node=True)
     name = None if table is None else resolve_table(table, target)
     tables = _requested_tables(settings, target, name)
-    request = MaintenanceRequest(str(uuid.uuid4()), tables[: limits.MAINTENANCE_TABLES_MAX], dry_run)
+    request = MaintenanceRequest(str(uuid.uuid4()), tables[: limits.MAINTENANCE_TABLES_MAX], dry_run, jobs)
     progress = call_broker(target, lambda calls: _maintain(calls, request, wait))
     answer = Output(output)
     if not answer.is_text:
         answer.record(progress)
         return
-    if dry_run:
+    if progress["plan"]:
         rows = [
-            (group["table"], group["files"], group["rows"], Cell(group["bytes"], size_text(group["bytes"])))
+            (
+                group["job"],
+                group["table"],
+                group["files"],
+                group["rows"],
+                Cell(group["bytes"], size_text(group["bytes"])),
+                group["detail"],
+            )
             for group in progress["plan"]
         ]
-        answer.table(("table", "files", "rows", "bytes"), rows)
+        answer.table(("job", "table", "files", "rows", "bytes", "detail"), rows)
     if progress["reason"]:
         print_note(f"Left alone: {progress['reason']}.")
-    if not dry_run:
-        print_note(
-            f"Merged {counted(progress['replaced_files'], 'file')} into {progress['added_files']}."
-            if progress["replaced_files"]
-            else "Nothing to merge."
-        )
+    if progress["replaced_files"]:
+        print_note(f"Merged {counted(progress['replaced_files'], 'file')} into {progress['added_files']}.")
     elif not progress["plan"]:
-        print_note("Nothing to merge.")
+        print_note("Nothing to merge." if jobs == ["compact"] else "Nothing to do.")
 
 
 def _requested_tables(settings: Settings, target: Target, table: str | None) -> list[RequestedTable]:
@@ -232,7 +240,7 @@ async def _maintain(calls: BrokerCalls, request: Any, seconds: int) -> dict[str,
     await calls.call("metadata_submit", envelope=cmd.encode_envelope(envelope))
     deadline = time.monotonic() + seconds
     done = 0
-    with progress_bar("Merging files", 1_000) as advance:
+    with progress_bar("Maintaining tables", 1_000) as advance:
         while True:
             state = (await calls.call("pipeline_state")).get("state") or {}
             progress: dict[str, Any] = state.get("maintenance") or {}

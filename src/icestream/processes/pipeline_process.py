@@ -51,10 +51,12 @@ from icestream.pipeline.driver.job import JobRegistry
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.maintenance_request import MaintenanceRequest, watch_maintenance
 from icestream.pipeline.driver.metrics_port import metrics_listener
+from icestream.pipeline.driver.requested_care import RequestedCareJob
 from icestream.pipeline.driver.rewrite_commit import RewriteCommit
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.file_cleanup.cleaner import FileCleaner
 from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
+from icestream.pipeline.file_cleanup.folder_survey import FolderSurvey
 from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
 from icestream.pipeline.retention.retention_clock import RetentionClock
 from icestream.pipeline.retention.shard_ranges import ShardRanges
@@ -175,6 +177,7 @@ async def _open_driver(
     keys = _task_keys(store_options(settings), clock, closing)
     tables = TopicTableSet(ledger, catalog, LearnedStructures(store), effects, clock, randomness, storage)
     manifests = ManifestCache(manifest_reader)
+    tag_retention = TagRetention(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms)
     committer = Committer(
         catalog,
         ledger,
@@ -182,7 +185,7 @@ async def _open_driver(
         manifests,
         clock,
         randomness,
-        TagRetention(settings.pipeline.hourly_tags_kept_ms, settings.pipeline.daily_tags_kept_ms),
+        tag_retention,
         # Executors on other machines may write to a directory that this machine does not share.
         None if spark_options(settings).is_local else FilePresenceCheck(files),
     )
@@ -197,27 +200,44 @@ async def _open_driver(
     )
     sequence = CommitSequence(lease, ledger, committer, effects, clock, report)
     commits = RewriteCommit(lease, committer, sequence, jobs)
+    # In the order of their right to a turn (hazard 99): what frees space comes before what makes tables faster.
+    delay_ms = settings.pipeline.clean_up_delay_ms
+    cleaner: FileCleaner | None = None
+    retention: TableRetentionJob | None = None
+    # Not for another catalog: only its owner knows which other readers need its files.
+    if own_catalog is not None and settings.pipeline.clean_up:
+        references = ReferencedFiles(manifest_reader)
+        in_use = own_catalog.files_in_use(manifest_reader)
+        cleaner = FileCleaner(store, catalog, files, references, in_use, clock, delay_ms)
+        jobs.add(FileCleanupJob(cleaner, lease, effects))
     if own_catalog is not None:
         retention_clock = RetentionClock(store, clock, lease_name, settings.pipeline.retention_downtime_max_ms)
         ranges = ShardRanges(file_opener(files, table_roots(settings)))
-        jobs.add(
-            TableRetentionJob(
-                broker, store, tables, manifests, commits, retention_clock, ranges, manifest_thread, effects, clock
-            )
+        retention = TableRetentionJob(
+            broker, store, tables, manifests, commits, retention_clock, ranges, manifest_thread, effects, clock
         )
+        jobs.add(retention)
     care = compaction_options(settings, storage, keys, is_clustered=bool(lease_name))
     compaction = CompactionJob(
         lease, tables, manifests, commits, writer, compaction_thread, effects, clock, care, report
     )
     closing.push_async_callback(compaction.close)
     jobs.add(compaction)
-    # Not for another catalog: only its owner knows which other readers need its files.
-    if own_catalog is not None and settings.pipeline.clean_up:
-        references = ReferencedFiles(manifest_reader)
-        in_use = own_catalog.files_in_use(manifest_reader)
-        delay_ms = settings.pipeline.clean_up_delay_ms
-        cleaner = FileCleaner(store, catalog, files, references, in_use, clock, delay_ms)
-        jobs.add(FileCleanupJob(cleaner, lease, effects))
+    requested = RequestedCareJob(
+        lease,
+        tables,
+        catalog,
+        FolderSurvey(store, catalog, manifest_reader, clock, delay_ms),
+        tag_retention,
+        retention,
+        None if cleaner is None else cleaner.clean_now,
+        compaction.request,
+        jobs,
+        clock,
+        report,
+        opens_tables=not lease_name,
+    )
+    jobs.add(requested)
     if settings.backup.schedule.interval_ms:
         schedule = ScheduledBackups(settings, broker_call(link.call), catalog, files, clock, randomness, backup_threads)
         background.start(schedule.run(), "scheduled backups")
@@ -230,7 +250,7 @@ async def _open_driver(
     background.start(watch_requests(store, clock, driver.expedite), "commit-now requests")
 
     def accept(request: MaintenanceRequest) -> None:
-        compaction.request(request)
+        requested.request(request)
         driver.wake()
 
     background.start(watch_maintenance(store, clock, accept), "maintenance requests")

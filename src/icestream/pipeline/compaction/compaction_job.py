@@ -203,15 +203,16 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             return False
         return self._budget.wait_seconds(self._clock.monotonic_ns()) == 0
 
-    def request(self, request: MaintenanceRequest) -> None:
-        """Has tables compacted now, whatever budget and policies say; replaces a request that is not fulfilled yet."""
+    def request(self, request: MaintenanceRequest, progress: MaintenanceProgress | None = None) -> None:
+        """Has tables compacted now, whatever budget and policies say; replaces a request that is not fulfilled yet.
+        `progress`: of what was done for the request before."""
         self._request = request
         self._opened.clear()
         for topic_id in [table.topic_id for table in request.tables] or self._tables.loaded_ids():
             # Engines may have deleted rows since our last commit, without a notice to the pipeline.
             if (table := self._tables.loaded(topic_id)) is not None:
                 table.is_stale = True
-        self._report.maintenance = MaintenanceProgress(request.id)
+        self._report.maintenance = progress or MaintenanceProgress(request.id)
 
     def on_table_committed(self, table: TopicTable) -> None:
         self._changed.add(table.topic_id)
@@ -256,7 +257,8 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             rule = self._options.rule._replace(is_requested=True)
             planned += await self._plan_table(table, rule)
         if request.is_dry_run:
-            progress.plan = [_planned_group(entry) for entry in planned[: limits.MAINTENANCE_PLAN_MAX]]
+            groups = [_planned_group(entry) for entry in planned[: limits.MAINTENANCE_PLAN_MAX]]
+            progress.plan = [*progress.plan, *groups][: limits.MAINTENANCE_PLAN_MAX]
         progress.groups_planned = max(
             progress.groups_planned, progress.groups_done + progress.groups_left_alone + len(planned)
         )

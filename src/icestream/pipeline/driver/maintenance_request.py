@@ -21,6 +21,12 @@ from icestream.runtime.clock import Clock
 
 KEY: Final = "/pipeline/maintenance"
 TTL_MS: Final = 60_000
+# The kinds of care that can be asked for, in the order in which they are carried out.
+EXPIRE: Final = "expire"
+CLEAN_UP: Final = "clean-up"
+RETENTION: Final = "retention"
+COMPACT: Final = "compact"
+JOBS: Final = (EXPIRE, CLEAN_UP, RETENTION, COMPACT)
 _log = get_logger("pipeline")
 
 
@@ -37,15 +43,18 @@ class MaintenanceRequest(msgspec.Struct, frozen=True):
     id: str
     tables: list[RequestedTable] = []
     is_dry_run: bool = False
+    jobs: list[str] = msgspec.field(default_factory=lambda: [COMPACT])
 
 
 class PlannedGroup(msgspec.Struct, frozen=True):
-    """Files that are to become one."""
+    """Files that are to become one, or to be removed."""
 
     table: str
     files: int
     bytes: int
     rows: int
+    job: str = COMPACT
+    detail: str = ""
 
 
 class MaintenanceProgress(msgspec.Struct):
@@ -59,7 +68,8 @@ class MaintenanceProgress(msgspec.Struct):
     replaced_files: int = 0
     added_files: int = 0
     reason: str = ""  # why nothing could be done with a table
-    plan: list[PlannedGroup] = []  # of a dry run, at most MAINTENANCE_PLAN_MAX
+    # At most MAINTENANCE_PLAN_MAX: what a dry run would do, and what jobs other than compaction have done.
+    plan: list[PlannedGroup] = []
 
 
 _decoder: Final = msgspec.msgpack.Decoder(MaintenanceRequest)

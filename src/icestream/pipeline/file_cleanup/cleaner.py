@@ -44,6 +44,7 @@ from icestream.metadata.store import MetadataStore
 from icestream.model.pipeline_file_name import PipelineFileKind, parse_pipeline_file
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
+from icestream.pipeline.file_cleanup.folder_survey import SUFFIXES_OF_OTHERS
 from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
 from icestream.pipeline.file_cleanup.removal_rule import Candidate, CleanedTable, may_remove
 from icestream.pipeline.file_cleanup.watched_table import PendingRemoval, WatchedTable, statistics_of
@@ -53,8 +54,6 @@ from icestream.runtime.clock import Clock
 GC_ENABLED: Final = "gc.enabled"
 _UNKNOWN_EPOCH: Final = 2**63
 _TO_REMOVE: Final = (CondemnedState.CONDEMNED, CondemnedState.REMOVING)
-# What engines write into the folder of a table. Metadata files are the catalog's, and anything else is not the table's.
-_SUFFIXES_OF_OTHERS: Final = (".parquet", ".orc", ".avro", ".puffin", ".stats")
 _log = get_logger("pipeline.clean_up")
 
 
@@ -129,6 +128,13 @@ class FileCleaner:
             watched.list_folders_ns = min(watched.list_folders_ns, self._clock.monotonic_ns() + self._delay_ns)
             watched.check_by(watched.list_folders_ns)
 
+    def clean_now(self, table: TopicTable) -> None:
+        """Has a table looked at in the next turn, with its folders."""
+        self.table_committed(table)
+        watched = self._tables[table.topic_id]
+        watched.list_folders_ns = self._clock.monotonic_ns()
+        watched.check_by(watched.list_folders_ns)
+
     @property
     def is_due(self) -> bool:
         if self._work is not None:  # the last call of `work` ended in the middle
@@ -160,6 +166,7 @@ class FileCleaner:
         """Each step reads or removes a few files."""
         now_ns = self._clock.monotonic_ns()
         due = [table for table in self._tables.values() if table.check_ns is not None and table.check_ns <= now_ns]
+        due.sort(key=lambda table: table.check_ns or 0)  # the oldest debt first
         is_done = False
         try:
             condemned: list[CondemnedTable] = []
@@ -283,7 +290,7 @@ class FileCleaner:
                 continue
             file_name = parse_pipeline_file(name)
             if file_name is None:
-                if name.endswith(_SUFFIXES_OF_OTHERS):
+                if name.endswith(SUFFIXES_OF_OTHERS):
                     others.add(location)
             # Only files of lower epochs: a commit of the current epoch may be in flight, and its files are in no table
             # yet.

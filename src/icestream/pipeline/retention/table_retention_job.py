@@ -34,6 +34,7 @@ from icestream.pipeline.commit.manifest_merge import is_ours
 from icestream.pipeline.driver.broker_api import BrokerApi
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.driver.job import Job, Turn
+from icestream.pipeline.driver.maintenance_request import RETENTION, PlannedGroup
 from icestream.pipeline.driver.rewrite_commit import RewriteCommit, TableRetention
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.retention.commit_times import RetentionIndex
@@ -116,6 +117,27 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
     def _look_again(self, topic_id: int, seconds: float) -> None:
         self._next_look_ns[topic_id] = self._clock.monotonic_ns() + int(seconds * 1e9)
 
+    def look_now(self, topic_ids: Sequence[int]) -> None:
+        """Has topics looked at in the next turn."""
+        for topic_id in topic_ids:
+            self._next_look_ns.pop(topic_id, None)
+            self._fruitless.pop(topic_id, None)
+
+    async def preview(self, turn: Turn, topics: Sequence[RetainedTopic]) -> list[PlannedGroup]:
+        """What would be removed of these topics now."""
+        now_ms = await self._retention_clock.now_ms()
+        consumed = await self._consumed(topics)
+        groups: list[PlannedGroup] = []
+        for topic in topics:
+            self._fruitless.pop(topic.topic_id, None)
+            for removal in await self._plan_topic(topic, consumed.get(topic.topic_id), now_ms, is_dry_run=True):
+                stored = removal.plan.removed
+                size = sum(file.bytes for file in stored)
+                table = str(removal.table.identifier)
+                detail = "removed in the next turn"
+                groups.append(PlannedGroup(table, len(stored), size, removal.plan.rows, RETENTION, detail))
+        return groups
+
     # --- what ---
 
     async def plan(self, turn: Turn) -> list[RetainedTopic] | None:
@@ -137,11 +159,15 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
                     break
         return removals
 
-    async def _plan_topic(self, topic: RetainedTopic, consumed: ConsumedOffsets | None, now_ms: int | None) -> Removals:
+    async def _plan_topic(
+        self, topic: RetainedTopic, consumed: ConsumedOffsets | None, now_ms: int | None, *, is_dry_run: bool = False
+    ) -> Removals:
         """What to remove of one topic; nothing if its table cannot be read, which delays no other topic."""
         try:
             table = await self._tables.find(topic.topic_id, topic.name)
-            plan = None if table is None else await self._plan_table(topic, table, consumed, now_ms)
+            plan = (
+                None if table is None else await self._plan_table(topic, table, consumed, now_ms, is_dry_run=is_dry_run)
+            )
         except (errors.StorageUnavailable, errors.LeaseLost):
             raise
         except errors.IcestreamError as error:
@@ -153,7 +179,13 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
         return [TableRemoval(table, plan, consumed.generation if consumed is not None and plan.is_by_acks else None)]
 
     async def _plan_table(
-        self, topic: RetainedTopic, table: TopicTable, consumed: ConsumedOffsets | None, now_ms: int | None
+        self,
+        topic: RetainedTopic,
+        table: TopicTable,
+        consumed: ConsumedOffsets | None,
+        now_ms: int | None,
+        *,
+        is_dry_run: bool,
     ) -> RetentionPlan | None:
         kept = RetentionLimits(
             topic.bytes_max, topic.messages_max, topic.age_ms, topic.unconsumed_bytes_max, topic.unconsumed_age_ms
@@ -198,7 +230,7 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
                 topic=topic.name,
                 rows=plan.rows_by_age,
             )
-        if plan.rows_by_age:
+        if plan.rows_by_age and not is_dry_run:
             await self._write_index(topic.topic_id, index.with_removal(plan.rows_by_age, time_ms))
         return plan
 
