@@ -1514,6 +1514,12 @@ BACKUP_SCHEDULE_LOOK_SECONDS: Final = 3_600.0
 # A deletion takes a listing of the target and a request for each object; a run waits for it before it ends.
 BACKUP_DELETION_LOOKS: Final = 60
 BACKUP_DELETION_LOOK_SECONDS: Final = 1.0
+# A drill that could not run is tried again after a tenth of its interval, at most this.
+BACKUP_DRILL_RETRY_MS_MAX: Final = 3_600_000
+# Objects that one request of the API looks at, each with a request to the store.
+API_BACKUP_OBJECTS_MAX: Final = 10_000
+# Reports of drills that a target keeps: years of daily ones.
+DRILL_REPORTS_MAX: Final = 1_000
 # Tables of all backups together whose names and places the catalog remembers for views: some 500 bytes each.
 BACKUP_VIEW_TABLES_MAX: Final = 100_000
 # --- archive ----------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from icestream.admin_api import (
+    backup_api,
     cluster_api,
     mqtt_api,
     namespace_api,
@@ -33,6 +34,7 @@ from icestream.internal_api.security_calls import SecurityCalls
 from icestream.internal_api.session_calls import SessionCalls
 from icestream.lake.http_models import model_of
 from icestream.lake.routes import (
+    backup_endpoints,
     lake_endpoints,
     mqtt_endpoints,
     namespace_endpoints,
@@ -44,7 +46,9 @@ from icestream.lake.routes import (
 )
 from tests.tidy.tree import read, report
 
-MODULES = (namespace_api, topic_api, subscription_api, node_api, cluster_api, table_api, security_api, mqtt_api)
+MODULES = (
+    namespace_api, topic_api, subscription_api, node_api, cluster_api, table_api, security_api, mqtt_api, backup_api,
+)  # fmt: skip
 ROUTERS = (
     namespace_endpoints.router,
     topic_endpoints.all_topics_router,
@@ -55,6 +59,7 @@ ROUTERS = (
     verify_endpoints.router,
     security_endpoints.router,
     mqtt_endpoints.router,
+    backup_endpoints.router,
 )
 ROUTES = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 DECLARED = {

@@ -13,21 +13,25 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from icestream.backup.backup_target import DirectoryTarget
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.tokens import Tokens
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake.dispatch import build_lake_app
 from icestream.lake.request_caller import BrokerCallers
+from icestream.processes.target_reports import TargetReports
 from icestream.readers.embedded_table_views import EmbeddedTableViews
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.rpc.handshake import HelloCredential
 from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
 from icestream.security.principal import local_user
 from tests.support.access_world import ORDERS, AccessWorld, access_world
 from tests.support.asgi import AsgiClient, AsgiResponse
+from tests.support.backup_world import LocalSource
 from tests.support.local_broker import kept_link
 from tests.support.topic_tables import ENVELOPE
 from tests.support.warehouse import CatalogWorld, files_on
@@ -119,6 +123,13 @@ ROUTES: dict[tuple[str, str], Route] = {
     ("PUT", "config/{key}"): of_cluster("admin", f"config/{ONLINE}", {"value": 64}),
     ("DELETE", "config/{key}"): of_cluster("admin", f"config/{ONLINE}"),
     ("GET", "health"): of_cluster("describe", "health"),
+    # --- backups
+    ("GET", "backups"): of_cluster("backup", "backups"),
+    ("GET", "backups/{backup}"): of_cluster("backup", "backups/latest", status=404),
+    ("GET", "backups/{backup}/verify"): of_cluster("backup", "backups/latest/verify", status=404),
+    ("GET", "archives"): of_cluster("backup", "archives"),
+    ("GET", "drills"): of_cluster("backup", "drills"),
+    ("GET", "restores"): of_cluster("restore", "restores"),
     # --- tables: that of /shop/orders is the topic's resource, ns.t is of no topic
     ("GET", "lake/tables"): of_table("tables?namespace=shop&table=orders", None, "table-read on /shop/orders"),
     ("GET", "lake/files"): of_table("files?namespace=shop&table=orders", None, "table-read on /shop/orders"),
@@ -217,8 +228,10 @@ async def api_world(path: Path, route: Route) -> AsyncIterator[ApiWorld]:
         failures: list[BaseException] = []
         async with kept_link(node.settings.local_socket, credential) as keeper:
             callers = BrokerCallers(keeper, SystemClock(), failures.append)
+            target = DirectoryTarget(path / "backups", InlineOffload())
+            reports = TargetReports(lambda: target, LocalSource().chunks, InlineOffload(), path, SystemRandomness())
             app = build_lake_app(
-                keeper, "127.0.0.1", catalog, Tokens(), manifests, scans=scans, callers=callers
+                keeper, "127.0.0.1", catalog, Tokens(), manifests, scans=scans, callers=callers, backup_reports=reports
             )  # fmt: skip
             try:
                 yield ApiWorld(world, AsgiClient(app))

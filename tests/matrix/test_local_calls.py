@@ -126,6 +126,7 @@ CALLS: dict[str, TriedCall] = {
     "delete_namespace": of_namespace("delete", "spare"),
     "set_namespace_policies": of_namespace("alter", policies={}),
     # the node and the cluster
+    "page_restores": of_cluster("restore"),
     "inspect_wal": of_cluster("describe"),
     "page_wal_files": of_cluster("describe"),
     "list_settings": of_cluster("describe"),
@@ -157,6 +158,7 @@ CALLS: dict[str, TriedCall] = {
         "admin", errors.LeaseLost.code, backup="b", topic="/shop/absent", record=TOPIC_RECORD, shards=[[0, 0, 1]]
     ),
     "restore_end": of_cluster("admin", backup="b", topic="/shop/restored"),
+    "backup_node": of_cluster("backup"),
     "backup_hold": of_cluster("backup", id="b"),
     "backup_cut": of_cluster("backup", errors.LeaseLost.code, id="absent"),
     "backup_tail": of_cluster("backup", errors.LeaseLost.code, id="absent", topic=1, shard=0, offset=0, end=1),

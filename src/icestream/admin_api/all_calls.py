@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from icestream.admin_api import (
+    backup_api,
     cluster_api,
     mqtt_api,
     namespace_api,
@@ -27,6 +28,7 @@ ADMIN_CALLS: Final[dict[str, AdminCall[Any, Any]]] = {
         session_api,
         security_api,
         mqtt_api,
+        backup_api,
     )
     for value in vars(module).values()
     if isinstance(value, AdminCall)

@@ -135,6 +135,7 @@ class BackupBegin(msgspec.Struct, frozen=True):
     cluster: str
     node: str
     key_id: str = ""
+    log_id: str = ""  # of the node's log: nodes of two clusters may have one name (hazard 79)
 
 
 class BackupRoot(msgspec.Struct, frozen=True):

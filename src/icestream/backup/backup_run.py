@@ -311,7 +311,7 @@ class BackupRun:
         key_id = self._upload.key.id if self._upload.key is not None else ""
         begin = BackupBegin(
             FORMAT_VERSION, self._plan.id, self._plan.kind, self._plan.parent, self._plan.topics, begun_ms,
-            node_state.revision, node_state.cluster, node_state.node, key_id,
+            node_state.revision, node_state.cluster, node_state.node, key_id, node_state.log_id,
         )  # fmt: skip
         await self._upload.put_document(layout.begin_name(self._plan.id), encode_document(begin))
 
@@ -667,17 +667,21 @@ class BackupRun:
     async def _write_manifest(self, batch: Sequence[ObjectRow]) -> tuple[int, list[MissingManifest]]:
         """Writes one manifest. A failure is a warning and an entry of the root, unless `strict` (B-11)."""
         assert self._cut is not None
-        started_ns, seq = self._clock.monotonic_ns(), -1
+        started_ns, seq, name, is_written = self._clock.monotonic_ns(), -1, "", False
         self._on_effect(BackupEffect.MANIFEST)
         try:
-            seq = await self._node.manifest_number()
-            name = seed_manifest.manifest_name(self._seed, self._cut.cut_ms, seq)
             data = seed_manifest.encode_manifest(
                 self._seed, batch, backup_id=self._plan.id, batch_id=f"{self._plan.id}/{self._copied.batches + 1}",
                 generated_ms=self._now_ms, start_ms=self._cut.begun_ms, end_ms=self._cut.cut_ms,
                 begin_revision=self._cut.begin_revision,
             )  # fmt: skip
-            await self._upload.put_document(name, data)
+            while not is_written:
+                seq = await self._node.manifest_number()
+                name = seed_manifest.manifest_name(self._seed, self._cut.cut_ms, seq)
+                # Taken by another cluster that counts its own numbers: the next one is tried, nothing is replaced.
+                with contextlib.suppress(errors.AlreadyExists):
+                    await self._upload.put_document(name, data)
+                    is_written = True
         except (errors.IcestreamError, OSError) as error:
             if self._seed.strict:
                 raise

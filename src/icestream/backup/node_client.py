@@ -19,6 +19,7 @@ class HeldNode(NamedTuple):
     revision: int
     node: str
     cluster: str
+    log_id: str
 
 
 class NodeEnds(NamedTuple):
@@ -48,7 +49,11 @@ class NodeClient:
 
     async def hold(self) -> HeldNode:
         answer = await self._call("backup_hold", id=self._id)
-        return HeldNode(answer["revision"], answer["node"], answer["cluster"])
+        return HeldNode(answer["revision"], answer["node"], answer["cluster"], answer["log_id"])
+
+    async def log_id(self) -> str:
+        """The id of the node's log, which no other node has, and none after it with another data directory."""
+        return str((await self._call("backup_node"))["log_id"])
 
     async def cut(self) -> NodeEnds:
         answer = await self._call("backup_cut", id=self._id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from icestream import errors, limits
 from icestream.backup import archive_object as layout
 from icestream.backup.archive_object import ArchiveHead, ArchiveHeader, ArchiveObject
+from icestream.backup.backup_root import BackupRoot
 from icestream.backup.backup_target import BackupTarget
 from icestream.backup.encryption import MAGIC, BackupKey, decrypt
 from icestream.runtime.tasks import Offload
@@ -212,3 +213,14 @@ async def stored_heads(target: BackupTarget) -> list[ArchiveHead]:
             except msgspec.MsgspecError as error:
                 raise errors.BackupDamaged(f"{name} is not the head of an archive: {error}") from None
     return sorted(heads, key=lambda head: (head.node, head.until_us))
+
+
+def bases_of(head: ArchiveHead, roots: Iterable[BackupRoot]) -> list[str]:
+    """The backups that a restore to a point in time can begin with: what follows them is archived without a gap."""
+    last_gap = max((gap.to_lsn for gap in head.gaps), default=0)
+    return [
+        root.id
+        for root in roots
+        for node in root.nodes
+        if node.log_id == head.log_id and last_gap <= node.lsn + 1 <= head.end_lsn
+    ]

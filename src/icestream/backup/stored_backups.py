@@ -14,8 +14,9 @@ A deletion that begins after the root sees it, one that began before is over or 
 from __future__ import annotations
 
 import hashlib
+import io
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple
 
@@ -25,6 +26,8 @@ from icestream.backup.backup_root import BackupBegin, BackupRoot, ObjectRef, dec
 from icestream.backup.backup_target import BackupTarget
 from icestream.backup.encryption import BackupKey, decrypt
 from icestream.backup.object_list import ObjectRow, decode_list
+from icestream.metadata.snapshot import load_snapshot
+from icestream.metadata.state_machine import StateMachine
 
 _PROGRESS: Final = re.compile(r"backups/[^/]+/progress-[0-9]{8}\.json")
 
@@ -54,10 +57,7 @@ class StoredBackups:
 
     async def backups(self) -> list[StoredBackup]:
         """All backups, the oldest first. A root that cannot be read raises BackupDamaged."""
-        ids = {
-            backup_id for name in await self.target.names(layout.BACKUPS) if (backup_id := layout.backup_id_of(name))
-        }
-        backups = [StoredBackup(backup_id, await self._root_or_none(backup_id)) for backup_id in sorted(ids)]
+        backups = [StoredBackup(backup_id, await self.root_or_none(backup_id)) for backup_id in await self.ids()]
         # Ids sort by the second; two backups of one second by their roots.
         return sorted(
             backups, key=lambda backup: (backup.id.partition("-")[0], (backup.root and backup.root.begun_ms) or 0)
@@ -65,24 +65,27 @@ class StoredBackups:
 
     async def latest(self) -> BackupRoot | None:
         """The root of the newest complete backup; None without one. Raises BackupDamaged."""
-        ids = {
-            backup_id for name in await self.target.names(layout.BACKUPS) if (backup_id := layout.backup_id_of(name))
-        }
         # Ids sort by the second; two backups of one second by their roots.
-        for _, group in groupby(sorted(ids, reverse=True), key=lambda backup_id: backup_id.partition("-")[0]):
-            roots = [root for backup_id in group if (root := await self._root_or_none(backup_id)) is not None]
+        for _, group in groupby(reversed(await self.ids()), key=lambda backup_id: backup_id.partition("-")[0]):
+            roots = [root for backup_id in group if (root := await self.root_or_none(backup_id)) is not None]
             if roots:
                 return max(roots, key=lambda root: root.begun_ms)
         return None
 
-    async def _root_or_none(self, backup_id: str) -> BackupRoot | None:
+    async def ids(self) -> list[str]:
+        """The ids of all backups, complete or not, in their order."""
+        names = await self.target.names(layout.BACKUPS)
+        return sorted({backup_id for name in names if (backup_id := layout.backup_id_of(name))})
+
+    async def root_or_none(self, backup_id: str) -> BackupRoot | None:
+        """The root of a backup; None for one that is not complete. Raises BackupDamaged."""
         name = layout.root_name(backup_id)
         data = await self.target.get(name)
         return None if data is None else decode_document(BackupRoot, name, data)
 
     async def root(self, backup_id: str) -> BackupRoot:
         """The root of a backup. Raises UnknownBackup, BackupDamaged."""
-        root = await self._root_or_none(layout.check_backup_id(backup_id))
+        root = await self.root_or_none(layout.check_backup_id(backup_id))
         if root is None:
             begin = await self.target.get(layout.begin_name(backup_id))
             hint = "it was not completed: `icestream backup create --resume` continues it" if begin is not None else ""
@@ -122,6 +125,20 @@ class StoredBackups:
                 f"{reference.path} is encrypted with key {reference.key_id}", hint="give the key with --key"
             )
         return decrypt(reference.path, chunks, self.key, role)
+
+    def checked_chunks(self, row: ObjectRow, source: Callable[[str], Iterator[bytes]]) -> Iterator[bytes]:
+        """The plain bytes of a row of the list, for a thread; compared with its digest at their end. `source`: reads
+        files of the warehouse, which a reference backup names. Raises BackupDamaged."""
+        digest = hashlib.sha256()
+        for chunk in source(row.path) if row.is_original else self.plain_chunks(row.reference, row.role):
+            digest.update(chunk)
+            yield chunk
+        if row.content_sha256 and digest.hexdigest() != row.content_sha256:
+            raise errors.BackupDamaged(f"object {row.path} of the backup was changed: its SHA-256 differs")
+
+    async def metadata(self, root: BackupRoot) -> StateMachine:
+        """The metadata store of a backup. Raises BackupDamaged."""
+        return load_snapshot(io.BytesIO(await self.content(root.metadata, "metadata")).read)
 
     async def content(self, reference: ObjectRef, role: str) -> bytes:
         """The plain bytes of an object of metadata size, compared with its digest. Raises BackupDamaged."""
@@ -179,7 +196,7 @@ class StoredBackups:
         # uploaded before is in the next.
         stored = await self.target.names(layout.OBJECTS)
         others = [backup for backup in await self.backups() if backup.id != backup_id]
-        root = await self._root_or_none(backup_id)
+        root = await self.root_or_none(backup_id)
         own = {row.path for row in await self.object_rows(root)} if root is not None else set[str]()
         marked = {path async for path in self._marked(others)}
         candidates = own if any(backup.root is None for backup in others) else own | {*stored}
@@ -224,6 +241,6 @@ class StoredBackups:
                 for match in re.finditer(rb'"(objects/[^"]+)"', data):
                     yield match[1].decode()
         begin = await self.begin(backup_id)
-        if begin.parent is not None and (parent := await self._root_or_none(begin.parent)) is not None:
+        if begin.parent is not None and (parent := await self.root_or_none(begin.parent)) is not None:
             for row in await self.object_rows(parent):
                 yield row.path

@@ -101,6 +101,10 @@ class BackupService:
 
     # --- the log ---
 
+    @property
+    def log_id(self) -> str:
+        return self._log.log_id.hex()
+
     async def hold(self, backup_id: str) -> int:
         """Holds every log file of this node; returns the revision of the metadata store, R of the backup.
 
@@ -150,7 +154,7 @@ class BackupService:
         running.ends = {key: shard.synced for key, shard in decode_checkpoint(data).state.shards.items()}
         self._use(backup_id)
         earliest = [(*key, self._log.reader.earliest(key)) for key in running.ends]
-        return Cut(self._log.log_id.hex(), lsn, self._clock.wall_us() // 1_000, len(data), earliest)
+        return Cut(self.log_id, lsn, self._clock.wall_us() // 1_000, len(data), earliest)
 
     async def tail(self, backup_id: str, key: ShardKey, offset: int, end: int) -> TailPage:
         """The next sections of a shard below `end`, about BACKUP_TAIL_READ_BYTES of them. A section may begin before

@@ -50,7 +50,7 @@ from icestream.broker.stalled_readers import StalledReader
 from icestream.broker.storage import ShardStream
 from icestream.broker.topic_deletion import Deletion
 from icestream.broker.topic_registry import unknown_namespace
-from icestream.broker.topic_restore import BackedUpTopic, RestoreRecord
+from icestream.broker.topic_restore import BackedUpTopic, RestorePage, RestoreRecord
 from icestream.broker.topic_takeover import Takeover
 from icestream.broker.topic_tombstones import ReturnedTopic
 from icestream.cluster.members import NodeRecord
@@ -446,6 +446,10 @@ class GuardedBroker:
     async def end_restore(self, backup_id: str, name: TopicName) -> None:
         self._require_restore(name)
         await self._broker.end_restore(backup_id, name)
+
+    async def page_restores(self, after: str, limit: int) -> RestorePage:
+        self._require(Action.RESTORE, CLUSTER)
+        return await self._broker.page_restores(after, limit)
 
     def _require_restore(self, name: TopicName, *, is_in_place: bool = False) -> None:
         """The records of a restored topic are those of the backup, so an administrator restores; also an administrator

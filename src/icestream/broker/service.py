@@ -43,7 +43,7 @@ from icestream.broker.subscription_registry import SubscriptionRegistry
 from icestream.broker.topic_deletion import Deletion
 from icestream.broker.topic_owners import TopicOwners
 from icestream.broker.topic_registry import TopicRegistry
-from icestream.broker.topic_restore import BackedUpTopic, RestoreRecord
+from icestream.broker.topic_restore import BackedUpTopic, RestorePage, RestoreRecord
 from icestream.broker.topic_takeover import Takeover
 from icestream.broker.topic_tombstones import ReturnedTopic
 from icestream.cluster.members import NodeRecord
@@ -325,6 +325,10 @@ class Broker:
     async def end_restore(self, backup_id: str, name: TopicName) -> None:
         """Ends the restore of a topic, whose table was adopted."""
         await self.topics.restores.end(backup_id, name)
+
+    async def page_restores(self, after: str, limit: int) -> RestorePage:
+        """Restores that are not completed, in the order of their records."""
+        return await self.topics.restores.page(after, limit)
 
     async def restore_topic(self, topic: BackedUpTopic) -> BrokerTopic:
         """Creates a topic of a backup, with its subscriptions at their cursors; its table is adopted afterwards."""

@@ -51,6 +51,19 @@ class RestoreRecord(msgspec.Struct, frozen=True):
     live_ends: list[int] = []  # of its shards, when the restore began
 
 
+class OpenRestore(NamedTuple):
+    """A restore that is not completed: of a topic, or of everything, without a topic and its record."""
+
+    backup_id: str
+    topic: str | None
+    record: RestoreRecord | None
+
+
+class RestorePage(NamedTuple):
+    restores: list[OpenRestore]
+    next_after: str | None
+
+
 class RestoredShard(NamedTuple):
     """Offsets below `end` are in the restored table; the next message gets `resume_at`."""
 
@@ -126,6 +139,18 @@ class TopicRestore:
         record = RestoreRecord(await self._store.allocate_id("topic"), replaces=live_id, live_ends=live_ends)
         await self._store.txn([], [PutWithTtl(key, records.encode(record), limits.RESTORE_AGE_MS)])
         return record
+
+    async def page(self, after: str, limit: int) -> RestorePage:
+        """Restores that are not completed. `after`: of the page before."""
+        entries = await self._store.list(RESTORES, f"{RESTORES}{after}" if after else "", limit)
+        restores = []
+        for key, entry in entries:
+            backup_id, _, topic = key.removeprefix(RESTORES).partition("/")
+            is_topic = "/" in topic  # else the record of a restore of everything (cluster_restore.py)
+            record = records.decode(RestoreRecord, key, entry.value) if is_topic else None
+            restores.append(OpenRestore(backup_id, f"/{topic}" if is_topic else None, record))
+        last = entries[-1][0].removeprefix(RESTORES) if len(entries) == limit else None
+        return RestorePage(restores, last)
 
     async def create(self, topic: BackedUpTopic, former: FormerTopic | None = None) -> records.TopicRecord:
         """Creates the topic with the id that was allocated, in the place of `former`; returns its record. Repeating it

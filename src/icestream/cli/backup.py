@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -27,11 +27,14 @@ from icestream.cli.backup_stores import (
     location_of,
     rate_of,
     resolve_backup,
+    warehouse_files,
+    warehouse_source,
     with_target,
 )
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
 from icestream.cli.confirmation import Yes, confirm
+from icestream.cli.drill_commands import drill, drills
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
 from icestream.cli.output import Output, OutputFormat, print_note
 from icestream.cli.progress_bar import progress_bar
@@ -41,13 +44,14 @@ if TYPE_CHECKING:
     from icestream.backup.backup_root import BackupRoot
     from icestream.backup.backup_run import BackupPlan, Progress
     from icestream.backup.stored_backups import StoredBackup, StoredBackups
-    from icestream.backup.warehouse_files import WarehouseFiles
     from icestream.processes.replaced_topic import ReplacedTopic
     from icestream.processes.restore_run import RestoredTopic, RestorePlan
     from icestream.processes.state_restore import RestoredPart
     from icestream.settings import Settings
 
-app = Commands("Make, list, show, verify and delete backups.")
+app = Commands("Make, list, show, verify, restore, try and delete backups.")
+app.command()(drill)
+app.command()(drills)
 app.add_typer(archive, name="archive")
 EXIT_INCOMPLETE: Final = 14
 _COLUMNS: Final = ("id", "state", "kind", "cut", "topics", "files", "bytes", "parent")
@@ -173,7 +177,7 @@ def verify(
         resolved = await resolve_backup(stored, backup_id)
         root = await stored.root(resolved)
         with progress_bar(resolved, root.files) as advance:
-            verification = BackupVerification(stored, offload, _source(settings), advance)
+            verification = BackupVerification(stored, offload, warehouse_source(settings), advance)
             return await verification.verify(resolved, is_deep=deep)
 
     try:
@@ -400,8 +404,8 @@ async def _restore(
 
             def new_run(on_bytes: Callable[[int], None]) -> RestoreRun:
                 return RestoreRun(
-                    broker.call, adopt, stored, _source(settings), RestoredTables(settings), SystemClock(), offload,
-                    plan, on_bytes,
+                    broker.call, adopt, stored, warehouse_source(settings), RestoredTables(settings), SystemClock(),
+                    offload, plan, on_bytes,
                 )  # fmt: skip
 
             if plan.is_in_place:
@@ -466,7 +470,7 @@ async def _create(
             node = NodeClient(broker.call, plan.id)
             seed = SeedOptions(**await node.options())
             upload = ObjectUpload(stored.target, offload, clock, randomness, stored.key, WriteRate(bytes_per_second))
-            run = BackupRun(node, catalog, _warehouse_files(settings), upload, clock, plan, seed, progress)
+            run = BackupRun(node, catalog, warehouse_files(settings), upload, clock, plan, seed, progress)
             if resume is None:
                 print_note(f"backup {plan.id}")
             async with _shown(progress, plan):
@@ -521,21 +525,6 @@ async def _release_pins(target: Target, backup_id: str) -> bool:
     except (errors.ConnectionLost, errors.StorageUnavailable):
         return False
     return True
-
-
-def _source(settings: Settings) -> Callable[[str], Iterator[bytes]]:
-    """Reads the files that a backup names: those of the warehouse only, whatever the target was made to say."""
-    return _warehouse_files(settings, is_bounded=True).chunks
-
-
-def _warehouse_files(settings: Settings, *, is_bounded: bool = False) -> WarehouseFiles:
-    from icestream.backup.warehouse_files import WarehouseFiles
-    from icestream.catalogs.object_files import open_files
-    from icestream.processes.component_options import store_options, table_roots
-    from icestream.readers.lazy_scanner import file_opener
-
-    roots = table_roots(settings)
-    return WarehouseFiles(file_opener(open_files(store_options(settings)), roots), roots if is_bounded else None)
 
 
 def _version() -> str:

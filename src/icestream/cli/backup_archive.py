@@ -47,7 +47,7 @@ def status(
 
     Example: icestream backup archive status --to /backup
     """
-    from icestream.backup.stored_archive import stored_heads
+    from icestream.backup.stored_archive import bases_of, stored_heads
 
     settings = load_settings(config, sets).settings
 
@@ -61,13 +61,7 @@ def status(
     now_us = time.time_ns() // 1_000
     rows: list[list[Any]] = []
     for head in heads:
-        last_gap = max((gap.to_lsn for gap in head.gaps), default=0)
-        bases = [
-            root.id
-            for root in roots
-            for node in root.nodes
-            if node.log_id == head.log_id and last_gap <= node.lsn + 1 <= head.end_lsn
-        ]
+        bases = bases_of(head, roots)
         until = time_text(head.until_us)
         age = max(0.0, (now_us - head.until_us) / 1e6)
         gaps: object = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from icestream.backup.backup_target import BackupTarget
     from icestream.backup.encryption import BackupKey
     from icestream.backup.stored_backups import StoredBackups
+    from icestream.backup.warehouse_files import WarehouseFiles
     from icestream.settings import Settings
 
 Result = TypeVar("Result")
@@ -88,7 +89,26 @@ async def resolve_backup(stored: StoredBackups, backup_id: str, *, is_complete: 
 
     if backup_id != "latest":
         return check_backup_id(backup_id)
-    ids = [backup.id for backup in await stored.backups() if backup.root is not None or not is_complete]
-    if not ids:
+    if is_complete:
+        root = await stored.latest()
+        newest = None if root is None else root.id
+    else:
+        newest = next((backup.id for backup in reversed(await stored.backups())), None)
+    if newest is None:
         raise errors.UnknownBackup("the target has no backup", hint="`icestream backup create` makes one")
-    return ids[-1]
+    return newest
+
+
+def warehouse_source(settings: Settings) -> Callable[[str], Iterator[bytes]]:
+    """Reads the files that a backup names: those of the warehouse only, whatever the target was made to say."""
+    return warehouse_files(settings, is_bounded=True).chunks
+
+
+def warehouse_files(settings: Settings, *, is_bounded: bool = False) -> WarehouseFiles:
+    from icestream.backup.warehouse_files import WarehouseFiles
+    from icestream.catalogs.object_files import open_files
+    from icestream.processes.component_options import store_options, table_roots
+    from icestream.readers.lazy_scanner import file_opener
+
+    roots = table_roots(settings)
+    return WarehouseFiles(file_opener(open_files(store_options(settings)), roots), roots if is_bounded else None)

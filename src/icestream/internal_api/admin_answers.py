@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from icestream import limits
+from icestream.admin_api.backup_api import RestoreDetails
 from icestream.admin_api.namespace_api import NamespaceDetails
 from icestream.admin_api.node_api import LogCheckpoint, LogDetails, LogFileDetails, SettingDetails, TopicGap
 from icestream.admin_api.subscription_api import (
@@ -38,6 +39,7 @@ from icestream.broker.shard_delivery import ShardDelivery
 from icestream.broker.stall import DeliveryStall
 from icestream.broker.stalled_readers import StalledReader
 from icestream.broker.storage import ShardStream
+from icestream.broker.topic_restore import OpenRestore
 from icestream.model.shard import DeclaredGap
 from icestream.model.topic_name import TopicName
 from icestream.settings import Key, value_at
@@ -281,3 +283,11 @@ def setting_details(online: OnlineSettings, key: Key) -> SettingDetails:
         allowed=key.allowed,
         description=key.description,
     )
+
+
+def restore_details(restore: OpenRestore) -> RestoreDetails:
+    record = restore.record
+    if record is None:
+        return RestoreDetails(restore.backup_id, None, None, "everything")
+    state = "adopting" if record.is_created else "copying"
+    return RestoreDetails(restore.backup_id, restore.topic, record.topic_id, state)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from icestream import errors, limits
-from icestream.admin_api import namespace_api, node_api, subscription_api, topic_api
+from icestream.admin_api import backup_api, namespace_api, node_api, subscription_api, topic_api
 from icestream.admin_api.admin_call import EmptyAnswer, Listing, NoArguments, PageRequest
 from icestream.broker.broker_subscription import BrokerSubscription
 from icestream.broker.broker_topic import BrokerTopic
@@ -89,6 +89,15 @@ class AdminCalls:
     ) -> namespace_api.NamespaceDetails:
         await caller.broker.set_namespace_policies(request.namespace, request.policies)
         return _namespace_details(caller.broker, request.namespace)
+
+    # --- restores ---
+
+    @implements(backup_api.PAGE_RESTORES)
+    async def page_restores(self, caller: Caller, request: PageRequest) -> Listing[backup_api.RestoreDetails]:
+        page = await caller.broker.page_restores(request.after, request.limit)
+        return Listing(
+            items=[admin_answers.restore_details(restore) for restore in page.restores], next=page.next_after
+        )
 
     # --- topics ---
 

@@ -1,7 +1,8 @@
 """The calls of a running backup on the local socket (broker/backup_service.py). `id` is that of the backup.
 
 method            arguments                         result
-backup_hold       id                                revision, node, cluster: the log is held
+backup_node                                         node, cluster, log_id
+backup_hold       id                                revision, node, cluster, log_id: the log is held
 backup_cut        id                                log_id, lsn, cut_ms, checkpoint_bytes,
                                                     earliest: [[topic, shard, offset]]
 backup_tail       id, topic, shard, offset, end     sections: [[base, rows, append time, epoch, body]], next
@@ -28,6 +29,7 @@ from icestream.frontends.native.public_calls import Call, Caller, Document, deco
 from icestream.model.shard import ShardKey
 
 BACKUP_METHODS: Final = (
+    "backup_node",
     "backup_hold",
     "backup_cut",
     "backup_tail",
@@ -108,7 +110,10 @@ class BackupCalls:
 
     async def backup_hold(self, caller: Caller, arguments: Document) -> Document:
         revision = await self._service.hold(decode_arguments(OfBackup, arguments).id)
-        return {"revision": revision, "node": self._node, "cluster": self._cluster}
+        return {"revision": revision, **await self.backup_node(caller, {})}
+
+    async def backup_node(self, caller: Caller, arguments: Document) -> Document:
+        return {"node": self._node, "cluster": self._cluster, "log_id": self._service.log_id}
 
     async def backup_cut(self, caller: Caller, arguments: Document) -> Document:
         return (await self._service.cut(decode_arguments(OfBackup, arguments).id))._asdict()

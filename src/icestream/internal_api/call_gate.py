@@ -36,6 +36,7 @@ _READS: Final = ("metadata_get", "metadata_list", "metadata_revision", "metadata
 _METADATA: Final = frozenset((*_READS, "metadata_submit", "metadata_renew"))
 _FENCE: Final = frozenset(("fence_terms", "fence_report"))
 _BACKUP: Final = (
+    "backup_node",
     "backup_hold",
     "backup_cut",
     "backup_tail",

@@ -20,6 +20,7 @@ from icestream.catalog.operations.file_rules import FileRules
 from icestream.catalog.tokens import Tokens
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake import problems
+from icestream.lake.backup_reports import BackupReports
 from icestream.lake.broker_calls import LISTENER, PREFIX, identify_caller
 from icestream.lake.guard import Guard
 from icestream.lake.http import ConnectionSlots
@@ -28,6 +29,7 @@ from icestream.lake.operations import EmbeddedOperations, TopicTableOperations
 from icestream.lake.request_caller import RequestCallers, UnsecuredCallers, client_address, client_certificate
 from icestream.lake.request_metrics import RequestMetrics
 from icestream.lake.routes import (
+    backup_endpoints,
     lake_endpoints,
     mqtt_endpoints,
     namespace_endpoints,
@@ -69,13 +71,14 @@ def build_app(
     slots: ConnectionSlots | None = None,
     host_names: frozenset[str] | None = None,
     callers: RequestCallers | None = None,
+    backup_reports: BackupReports | None = None,
 ) -> FastAPI:
     """The application. `host`: the address it listens on; on a loopback address only this machine has access.
 
     `catalog`: the embedded one, if it is served, with the reader of its manifests and the tokens that it requires.
     `scans`: the tables of topics in any catalog. `operations`: operations on these tables; None: those of the embedded
     catalog. `slots`: the connections of the process, for its readiness. `host_names`: guard.py. `callers`: identifies
-    the callers of requests; None: security is off.
+    the callers of requests; None: security is off. `backup_reports`: of the backup target; None without one.
     """
     # Without FastAPI's documentation pages, which load scripts from another server.
     app = FastAPI(
@@ -87,7 +90,7 @@ def build_app(
     )
     app.state.keeper, app.state.callers = keeper, callers or UnsecuredCallers()
     app.state.catalog, app.state.manifests, app.state.tokens = catalog, manifests, tokens or Tokens()
-    app.state.scans = scans
+    app.state.scans, app.state.backup_reports = scans, backup_reports
     app.state.file_rules = None if catalog is None else FileRules(catalog.places, app.state.callers.is_secured)
     app.state.operations = EmbeddedOperations(catalog) if operations is None and catalog is not None else operations
     problems.install(app)
@@ -101,6 +104,7 @@ def build_app(
         verify_endpoints.router,
         security_endpoints.router,
         mqtt_endpoints.router,
+        backup_endpoints.router,
     )
     for router in routers:
         app.include_router(router, dependencies=[Depends(identify_caller)])

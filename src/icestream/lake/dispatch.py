@@ -15,6 +15,7 @@ from icestream.catalog.tokens import Tokens
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.lake import problems
 from icestream.lake.api_app import build_app
+from icestream.lake.backup_reports import BackupReports
 from icestream.lake.http import ConnectionSlots
 from icestream.lake.iceberg import responses
 from icestream.lake.iceberg.access import NO_ACCESS, Access
@@ -78,13 +79,25 @@ def build_lake_app(
     host_names: frozenset[str] | None = None,
     callers: RequestCallers | None = None,
     backups: ReadableBackups | None = None,
+    backup_reports: BackupReports | None = None,
 ) -> LakeApp:
     """The application with its two parts, which share the request metrics. Parameters as in `build_app`; `backups`: as
     in IcebergApp."""
     request_metrics = request_metrics or RequestMetrics()
     return LakeApp(
         build_app(
-            keeper, host, request_metrics, catalog, manifests, tokens, scans, operations, slots, host_names, callers
+            keeper,
+            host,
+            request_metrics,
+            catalog,
+            manifests,
+            tokens,
+            scans,
+            operations,
+            slots,
+            host_names,
+            callers,
+            backup_reports,
         ),
         IcebergApp(catalog, tokens, request_metrics, host, access, host_names, callers, backups),
         keeper,

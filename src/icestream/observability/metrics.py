@@ -320,6 +320,11 @@ BACKUPS = Counter("icestream_backups_total", "Completed backups of this process,
 BACKUP_MANIFESTS = Counter(
     "icestream_backup_manifests_total", "Manifests of seed 003 beside backups, by outcome.", ["outcome"]
 )
+BACKUP_DRILLS = Counter("icestream_backup_drills_total", "Drills of this node by outcome.", ["outcome"])
+BACKUP_DRILL_TIME = Gauge(
+    "icestream_backup_drill_success_timestamp_seconds",
+    "When the last drill of this node that passed had ended, as Unix time; 0: the target has no report of one.",
+)
 ARCHIVE_AGE = Gauge(
     "icestream_archive_age_seconds",
     "What a disaster now would lose of the archive: the time since everything until then was archived.",

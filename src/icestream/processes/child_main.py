@@ -1,5 +1,5 @@
-"""A child process of a broker: `python -m icestream.processes.child_main lake|pipeline`. Users run `icestream lake
-serve` and `icestream pipeline run` instead.
+"""A child process of a broker: `python -m icestream.processes.child_main lake|pipeline|drill`. Users run `icestream
+lake serve`, `icestream pipeline run` and `icestream backup drill` instead.
 
     1  ties its life to its parent's, before it imports anything that takes time (hazard 39)
     2  gives way to the broker: a lower priority than its parent
@@ -8,7 +8,8 @@ serve` and `icestream pipeline run` instead.
 
 It does not load the command line, which takes half of the start time. It reports to its parent by lines of JSON on
 stdout (node/child_processes.py): {"port": …} when it listens, {"missing": …} if it cannot run on this machine,
-{"refused": …} if its configuration cannot be used, {"connections": …} when its connections are all taken.
+{"refused": …} if its configuration cannot be used, {"connections": …} when its connections are all taken, {"drill": …}
+with the outcome of a drill.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from icestream import limits
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
     from icestream.processes.child_settings import ChildSettings
 
 _PR_SET_PDEATHSIG: Final = 1
-NICENESS: Final = {"lake": limits.LAKE_NICENESS, "pipeline": limits.PIPELINE_NICENESS}
+NICENESS: Final = {
+    "lake": limits.LAKE_NICENESS,
+    "pipeline": limits.PIPELINE_NICENESS,
+    "drill": limits.PIPELINE_NICENESS,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -70,7 +75,7 @@ def _run(name: str) -> int:
     set_up_logging(child.settings.log.level, child.settings.log.format)
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_run_lake(child) if name == "lake" else _run_pipeline(child))
+            runner.run(_ROOTS[name](child))
     except errors.MissingPart as error:
         _report(missing=f"{error.message}; {error.hint}")
         return error_codes.exit_code(error)
@@ -101,6 +106,19 @@ def _run_pipeline(child: ChildSettings) -> Coroutine[Any, Any, None]:
     return run_pipeline(
         child.settings, lambda port: _report(port=port), is_child=True, role_secret=lambda: child.role_secret
     )
+
+
+async def _run_drill(child: ChildSettings) -> None:
+    from icestream.processes.drill_process import run_drill
+
+    _report(drill=(await run_drill(child.settings)).outcome)
+
+
+_ROOTS: Final[dict[str, Callable[[ChildSettings], Coroutine[Any, Any, None]]]] = {
+    "lake": _run_lake,
+    "pipeline": _run_pipeline,
+    "drill": _run_drill,
+}
 
 
 def _report(**line: object) -> None:

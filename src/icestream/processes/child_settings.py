@@ -1,6 +1,6 @@
 """How a broker starts its child processes, and how their settings reach them.
 
-    command        python -P -m icestream.processes.child_main lake|pipeline --parent PID
+    command        python -P -m icestream.processes.child_main lake|pipeline|drill --parent PID
     environment    a listed part of the broker's (runtime/child_variables.py)
     stdin          a pipe. The first line is JSON: the settings tree, the node token and the secret of the child's role.
                    Nothing follows; its end asks the child to stop (runtime/parent_pipe.py)
@@ -8,7 +8,8 @@
 Settings contain secrets. Every account can read a command line, and every process of this account an environment, also
 that of the processes which a child starts: a pipe is read once, by the child (hazard 122).
 
-Imports neither the lake process nor the pipeline, because the broker imports this module.
+The pipeline process starts `drill`, the broker the other two. Imports neither the lake process nor the pipeline,
+because the broker imports this module.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from icestream.runtime.instance import NODE_TOKEN_HEADER
 from icestream.settings import Settings
 from icestream.settings.child_document import as_document
 
-ChildName = Literal["lake", "pipeline"]
+ChildName = Literal["lake", "pipeline", "drill"]
 STDIN: Final = 0
 
 

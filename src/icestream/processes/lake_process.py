@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from icestream import limits
-from icestream.backup.backup_target import open_target
+from icestream.backup.backup_target import BackupTarget, open_target
 from icestream.backup.viewed_backups import ViewedBackups
+from icestream.backup.warehouse_files import WarehouseFiles
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.operations.file_rules import FileRules
 from icestream.catalog.tokens import read_tokens
@@ -55,9 +56,10 @@ from icestream.processes.component_options import (
 )
 from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog, open_table_role
 from icestream.processes.node.certificates import report_change
+from icestream.processes.target_reports import TargetReports
 from icestream.readers.embedded_table_views import EmbeddedTableViews
 from icestream.readers.foreign_table_views import ForeignTableViews
-from icestream.readers.lazy_scanner import LazyScanner
+from icestream.readers.lazy_scanner import LazyScanner, file_opener
 from icestream.readers.snapshot_reader import SnapshotReader
 from icestream.readers.table_views import TableViews
 from icestream.rpc.handshake import role_credential
@@ -167,7 +169,7 @@ async def run_lake(
             slots,
             known_host_names(settings, "lake"),
             callers,
-            _readable_backups(settings, clock, closing),
+            *_served_backups(settings, files, clock, closing),
         )
         listening = bind_listener(settings.node.bind_host, settings.ports.lake)
         port = listening.getsockname()[1]
@@ -238,17 +240,31 @@ def _access(settings: Settings, clock: Clock, closing: contextlib.AsyncExitStack
     return Access.of(store, settings.lake.share_keys, roots, delegated)
 
 
-def _readable_backups(settings: Settings, clock: Clock, closing: contextlib.AsyncExitStack) -> ViewedBackups | None:
-    """The backups of the target of this node, for views of the catalog; None without a target."""
+class _ServedBackups(NamedTuple):
+    """What the catalog and the API serve of the backups of the target of this node; None without a target."""
+
+    views: ViewedBackups | None = None
+    reports: TargetReports | None = None
+
+
+def _served_backups(
+    settings: Settings, files: TableFiles, clock: Clock, closing: contextlib.AsyncExitStack
+) -> _ServedBackups:
     location = settings.backup.target
     if location is None:
-        return None
-    threads = ThreadOffload("backup-views")
+        return _ServedBackups()
+    threads, randomness = ThreadOffload("backups"), SystemRandomness()
     closing.callback(threads.close)
     # Nothing is written: the folder for temporary files is never used.
     spool = settings.data_dir.absolute()
-    return ViewedBackups(
-        lambda: open_target(location, store_options(settings), clock, SystemRandomness(), threads, spool)
+
+    def open_once() -> BackupTarget:
+        return open_target(location, store_options(settings), clock, randomness, threads, spool)
+
+    roots = table_roots(settings)  # whatever the target was made to say
+    source = WarehouseFiles(file_opener(files, roots), roots).chunks
+    return _ServedBackups(
+        ViewedBackups(open_once), TargetReports(open_once, source, threads, settings.data_dir, randomness)
     )
 
 

@@ -71,6 +71,7 @@ from icestream.processes.continuous_archive import ContinuousArchive
 from icestream.processes.node.certificates import report_change
 from icestream.processes.pipeline_options import compaction_options, driver_options, setup_paths, spark_options
 from icestream.processes.scheduled_backups import ScheduledBackups, broker_call
+from icestream.processes.scheduled_drills import ScheduledDrills
 from icestream.readers.lazy_scanner import file_opener
 from icestream.rpc.handshake import role_credential
 from icestream.rpc.link_keeper import LinkKeeper
@@ -241,6 +242,9 @@ async def _open_driver(
     if settings.backup.schedule.interval_ms:
         schedule = ScheduledBackups(settings, broker_call(link.call), catalog, files, clock, randomness, backup_threads)
         background.start(schedule.run(), "scheduled backups")
+    if settings.backup.target is not None:
+        drills = ScheduledDrills(settings, clock, randomness, backup_threads)
+        background.start(drills.run(), "drills of backups")
     if settings.backup.archive.enable:
         archive_thread = ThreadOffload("archive")
         closing.callback(archive_thread.close)

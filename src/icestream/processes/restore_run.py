@@ -7,6 +7,7 @@ topic id until the restore of a topic is completed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import io
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.table_view import rewrite_position_deletes
 from icestream.broker import records
 from icestream.broker.topic_restore import RECORDS_OF_TOPICS
+from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import DetachedRecord
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifests import (
@@ -42,6 +44,7 @@ from icestream.metadata.state_machine import StateMachine
 from icestream.model.task_messages import WrittenFile
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
+from icestream.pipeline.retention.commit_times import RetentionIndex
 from icestream.processes.replaced_topic import ReplacedTopic, replaced_topic
 from icestream.processes.state_restore import Call, RestoredPart, RestoreScope, StateRestore
 from icestream.runtime.clock import Clock
@@ -295,7 +298,7 @@ class RestoreRun:
                 subscriptions=subscriptions,
                 table=msgspec.json.encode(detached) if metadata_file else b"",
                 schema=rest.topic_schema(source),
-                about=rest.records_about(cut.id, RECORDS_OF_TOPICS),
+                about=self._about(root, rest.records_about(cut.id, RECORDS_OF_TOPICS)),
                 keeps_owners=self._plan.has_accounts,
                 is_in_place=is_in_place,
             )
@@ -383,13 +386,9 @@ class RestoreRun:
 
     def _chunks(self, row: ObjectRow) -> Iterator[bytes]:
         """The plain bytes of an object, compared with its digest at their end. Raises BackupDamaged."""
-        digest = hashlib.sha256()
-        for chunk in self._source(row.path) if row.is_original else self._stored.plain_chunks(row.reference, row.role):
-            digest.update(chunk)
+        for chunk in self._stored.checked_chunks(row, self._source):
             self._on_bytes(len(chunk))
             yield chunk
-        if row.content_sha256 and digest.hexdigest() != row.content_sha256:
-            raise errors.BackupDamaged(f"object {row.path} of the backup was changed: its SHA-256 differs")
 
     async def _content(self, row: ObjectRow) -> bytes:
         return await self._offload.run(lambda: b"".join(self._chunks(row)))
@@ -427,6 +426,16 @@ class RestoreRun:
         return metadata_file
 
     # --- the records ---
+
+    def _about(self, root: BackupRoot, about: dict[str, bytes]) -> dict[str, bytes]:
+        """The records about a topic, whose messages are as old as they were at the cut (hazard 98)."""
+        data = about.pop(catalog_keys.RETENTION, None)
+        if data is not None:
+            pause_ms = max(0, self._clock.wall_us() // 1_000 - root.cut_ms)
+            with contextlib.suppress(msgspec.MsgspecError):  # without an index all ages begin now
+                index = msgspec.json.decode(data, type=RetentionIndex).after_pause(pause_ms)
+                about[catalog_keys.RETENTION] = msgspec.json.encode(index)
+        return about
 
     def _subscriptions(
         self, state: StateMachine, source: TopicName, record: records.TopicRecord

@@ -101,11 +101,13 @@ class ScheduledBackups:
         return self._clock.wall_us() // 1_000
 
     async def _own(self, stored: StoredBackups) -> list[ScheduledBackup]:
-        """The backups of this node."""
+        """The backups of this node, by its log: a node of another cluster may have the same name, and so has the one
+        that a restore has replaced. Retention must not delete theirs (hazard 79)."""
+        log_id = await NodeClient(self._call, "").log_id()
         own = []
         for backup in await stored.backups():
             begin = await stored.begin(backup.id)
-            if begin.node == self._settings.node.name:
+            if begin.log_id == log_id:
                 own.append(ScheduledBackup(backup.id, begin.begun_ms, backup.root is not None, begin.parent))
         return own
 

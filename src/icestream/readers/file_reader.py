@@ -277,6 +277,11 @@ class FileReader:
             self._cache.put(key, rows)
         return rows
 
+    def live_rows_of(self, group: RowGroup, table: TableColumns, deletes: tuple[ScanDeleteFile, ...]) -> Iterator[Any]:
+        """Yields all columns of the rows of a group that these delete files leave, one batch of bounded size at a
+        time."""
+        return self.live_batches(group, table, self._deletes_in(group, deletes, table))
+
     def live_batches(self, group: RowGroup, table: TableColumns, deletes: Deletes = NO_DELETES) -> Iterator[Any]:
         """Yields all columns of the live rows of a group, one batch of bounded size at a time."""
         position = group.first_row

@@ -224,6 +224,21 @@ class BackupScheduleSection(Section):
     )
 
 
+class BackupDrillSection(Section):
+    """Drills in intervals, made by a process of the node: the newest backup is restored and compared."""
+
+    interval_ms: Annotated[int, units.duration("ms", 0, limits.BACKUP_INTERVAL_MS_MAX)] = Field(
+        default=0,
+        description="Time from the begin of a drill to the begin of the next. 0, the default, makes none: a drill "
+        "needs the space of a backup and reads all of it twice.",
+    )
+    directory: Annotated[Path, text.DIRECTORY] | None = Field(
+        default=None,
+        description="Where the scratch broker of a drill keeps its data until its end. Unset: the directory for "
+        "temporary files, because a drill must not fill the disk of the log.",
+    )
+
+
 class BackupArchiveSection(Section):
     """The archive: log and metadata of this node, shipped all the time, for restores to a point in time."""
 
@@ -271,12 +286,15 @@ class BackupSection(Section):
         "`command:COMMAND`, with 32 bytes as hex or base64. No default: a lost key is a lost backup.",
     )
     schedule: BackupScheduleSection = BackupScheduleSection()
+    drill: BackupDrillSection = BackupDrillSection()
     archive: BackupArchiveSection = BackupArchiveSection()
     iceberg: BackupIcebergSection = BackupIcebergSection()
 
     def broken_rules(self) -> Iterator[Broken]:
         if self.schedule.interval_ms and self.target is None:
             yield Broken(("schedule", "interval_ms"), "scheduled backups need a target", "set `backup.target`")
+        if self.drill.interval_ms and self.target is None:
+            yield Broken(("drill", "interval_ms"), "drills need a target", "set `backup.target`")
         if self.archive.enable and self.archive.target is None and self.target is None:
             yield Broken(("archive", "enable"), "the archive needs a target", "set `backup.target`")
 

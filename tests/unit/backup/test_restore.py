@@ -10,10 +10,13 @@ import pytest
 from icestream import errors
 from icestream.backup.encryption import BackupKey
 from icestream.broker import records
+from icestream.catalog.catalog_keys import retention_key
 from icestream.iceberg.identifier import Identifier
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
+from icestream.pipeline.retention.commit_times import CommitPoint, RetentionIndex
 from icestream.processes.restore_run import RestoreEffect
+from icestream.runtime.clock import SystemClock
 from tests.support.backup_world import ORDERS, BackupWorld, Crash, backup_world
 from tests.support.broker_machine import quiet, subscribe
 from tests.support.lakehouse import duckdb_with_iceberg
@@ -191,3 +194,44 @@ async def test_a_restore_that_ended_before_any_step_is_completed_by_a_second_one
         assert topics == [restored.id]
         with pytest.raises(errors.AlreadyExists):
             await RestoreWorld(world).restore(root)
+
+
+async def test_hazard_98_the_time_in_a_backup_does_not_count_as_age(tmp_path: Path) -> None:
+    """A topic that keeps a week comes back from a backup of last month with all messages."""
+    async with backup_world(tmp_path) as world:
+        topic_id = await prepare(world)
+        now_ms, month_ms, week_ms = SystemClock().wall_us() // 1_000, 30 * 86_400_000, 7 * 86_400_000
+        index = RetentionIndex((CommitPoint(now_ms - 1_000, {0: 6}),))
+        await world.node.store.put(retention_key(topic_id), msgspec.json.encode(index))
+        root = await world.back_up()
+        aged = msgspec.structs.replace(root, cut_ms=root.cut_ms - month_ms)
+        restored = await RestoreWorld(world).restore(aged)
+        entry = await world.node.store.get(retention_key(restored.id))
+        assert entry is not None
+        moved = msgspec.json.decode(entry.value, type=RetentionIndex)
+        assert moved.points[0].ends == {0: 6}
+        assert 0 <= moved.points[0].time_ms - (now_ms - 1_000) - month_ms < 60_000
+        assert moved.expired(week_ms, now_ms + month_ms) == {}, "a month after the cut the messages are young"
+        assert moved.expired(week_ms, now_ms + month_ms + 2 * week_ms) == {0: 6}
+
+
+async def test_hazard_98_an_index_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        topic_id = await prepare(world)
+        await world.node.store.put(retention_key(topic_id), b"of a later version")
+        restored = await RestoreWorld(world).restore(await world.back_up())
+        assert await world.node.store.get(retention_key(restored.id)) is None
+
+
+async def test_hazard_78_a_restore_to_an_earlier_time_is_beyond_what_the_archive_has(tmp_path: Path) -> None:
+    """The source gave out offsets behind the cut: under its old name the topic goes on beyond them."""
+    async with backup_world(tmp_path / "old") as world, backup_world(tmp_path / "new") as new:
+        await prepare(world, 10)
+        root = await world.back_up()
+        await world.publish(500)  # archived, or lost: a restore to the backup does not have them
+        source = world.node.broker.storage.shard_stream(
+            ShardKey(world.node.broker.topics.get(ORDERS).record.id, 0)
+        )  # fmt: skip
+        new.folder, new.target = world.folder, world.target
+        (restored,), _ = await RestoreWorld(new).restore_all(root)
+        assert restored.next_offsets[0] > source.visible == 510

@@ -161,6 +161,8 @@ def test_every_command_answers_programs_too() -> None:
 ALONE = {
     "backup archive status",
     "backup archive verify",
+    "backup drill",
+    "backup drills",
     "backup list",
     "backup show",
     "backup verify",

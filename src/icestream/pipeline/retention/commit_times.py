@@ -74,6 +74,13 @@ class RetentionIndex(msgspec.Struct, frozen=True, omit_defaults=True):
             points = _thinned(points, now_ms - age_ms, interval_ms(history_ms, len(committed)))
         return msgspec.structs.replace(self, points=tuple(points[-limits.RETENTION_POINTS_MAX :]))
 
+    def after_pause(self, pause_ms: int) -> RetentionIndex:
+        """The index of a topic that was away for this time, such as in a backup: it does not count as age, or a restore
+        would be followed by the removal of what it brought back (hazard 98)."""
+        points = tuple(CommitPoint(point.time_ms + pause_ms, point.ends) for point in self.points)
+        removals = tuple(RemovedRows(removal.time_ms + pause_ms, removal.rows) for removal in self.removals)
+        return RetentionIndex(points, removals)
+
     # --- how much one day may remove ---
 
     def rows_allowed(self, table_rows: int, now_ms: int) -> int:
