@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -156,11 +156,14 @@ class StoredArchive:
                 low = middle + 1
         return seqs[low]
 
-    async def verify(self) -> list[ArchiveFinding]:
-        """Reads every object; returns all findings. A gap is a warning: it was recorded."""
+    async def verify(self, on_progress: Callable[[int, int], None] = lambda _done, _all: None) -> list[ArchiveFinding]:
+        """Reads every object; returns all findings. A gap is a warning: it was recorded. `on_progress`: objects that
+        were read, of how many."""
         findings: list[ArchiveFinding] = []
         previous, expected = "", 0
-        for seq in await self.seqs():
+        seqs = await self.seqs()
+        for number, seq in enumerate(seqs, 1):
+            on_progress(number, len(seqs))
             name = layout.archive_name(self.node, self.log_id, seq)
             if expected and seq != expected:
                 findings.append(ArchiveFinding(name, "error", f"objects {expected} to {seq - 1} do not exist"))

@@ -182,8 +182,11 @@ class StoredBackups:
 
     # --- deletion ---
 
-    async def delete(self, backup_id: str) -> DeletedBackup:
-        """Deletes a backup and the objects that nothing else needs. Raises UnknownBackup.
+    async def delete(
+        self, backup_id: str, on_progress: Callable[[int, int], None] = lambda _done, _all: None
+    ) -> DeletedBackup:
+        """Deletes a backup and the objects that nothing else needs. `on_progress`: objects that were looked at, of how
+        many. Raises UnknownBackup.
 
         While nothing else is unfinished, objects that no backup names are removed, too: runs left them that ended.
         Raises BackupDamaged if the list of another backup cannot be read, because it might need any object.
@@ -203,7 +206,9 @@ class StoredBackups:
         # The root goes before its objects: without it there is no backup, whatever a crash leaves behind.
         await self.target.remove(layout.root_name(backup_id))
         removed = removed_bytes = 0
-        for path in sorted(candidates - marked):
+        unneeded = sorted(candidates - marked)
+        for number, path in enumerate(unneeded, 1):
+            on_progress(number, len(unneeded))
             if layout.digest_of_object(path) is not None:
                 removed_bytes += await self.target.size(path) or 0
                 await self.target.remove(path)

@@ -37,7 +37,7 @@ from icestream.cli.confirmation import Yes, confirm
 from icestream.cli.drill_commands import drill, drills
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
 from icestream.cli.output import Output, OutputFormat, print_note
-from icestream.cli.progress_bar import progress_bar
+from icestream.cli.progress_bar import progress_bar, share_bar
 from icestream.observability.words import counted, size_text
 
 if TYPE_CHECKING:
@@ -225,7 +225,8 @@ def delete(
                 f"the pins of reference backup {resolved} cannot be removed without its broker",
                 hint="start the broker, and delete the backup then",
             )
-        deleted = await stored.delete(resolved)
+        with share_bar(resolved) as show:
+            deleted = await stored.delete(resolved, show)
         await update_inventory(stored.target, stored, SystemClock().wall_us() // 1_000)
         return deleted._asdict() | {"pins_removed": is_released}
 

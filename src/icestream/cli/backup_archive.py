@@ -15,6 +15,7 @@ from icestream.cli.commands import Commands
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
 from icestream.cli.output import Output, OutputFormat, print_note
 from icestream.cli.positions import parse_position, time_text
+from icestream.cli.progress_bar import share_bar
 from icestream.observability.words import counted
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def verify(
         findings = []
         for head in await stored_heads(stored.target):
             archive = StoredArchive(stored.target, head.node, head.log_id, offload, stored.key)
-            findings += await archive.verify()
+            with share_bar(head.node) as show:
+                findings += await archive.verify(show)
         return findings
 
     try:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Advance = Callable[[int], None]
+Show = Callable[[int, int], None]
 
 
 @contextmanager
@@ -21,3 +22,18 @@ def progress_bar(label: str, total: int | None) -> Iterator[Advance]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda steps: bar.advance(task, steps)
+
+
+@contextmanager
+def share_bar(label: str) -> Iterator[Show]:
+    """Yields a function that shows how much of a total is done, for work that learns its total on the way."""
+    with progress_bar(label, 1_000) as advance:
+        shown = 0
+
+        def show(done: int, total: int) -> None:
+            nonlocal shown
+            now = 1_000 * done // max(total, 1)
+            advance(now - shown)
+            shown = now
+
+        yield show

@@ -60,7 +60,9 @@ async def test_every_message_up_to_a_time_is_there_once_and_none_behind_it(
             past = await world.past(base, time_us)
             # The tail of the base begins behind the table.
             assert await world.messages(past) == payloads(6, 10 + 3 * number)
-        assert await world.stored.verify() == []
+        steps: list[tuple[int, int]] = []
+        assert await world.stored.verify(lambda done, all_: steps.append((done, all_))) == []
+        assert steps == [(number, len(steps)) for number in range(1, len(steps) + 1)]
         objects = (tmp_path / "backups" / "archive").rglob("*.archive")
         assert any(b"m12" in path.read_bytes() for path in objects) == (key is None)
 

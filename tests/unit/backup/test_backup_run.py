@@ -73,7 +73,10 @@ async def test_duckdb_and_pyiceberg_read_the_inventory(tmp_path: Path) -> None:
         with duckdb_with_iceberg() as duckdb:
             counts = duckdb.sql(f"SELECT backup_id, count(*) FROM iceberg_scan('{inventory}') GROUP BY 1 ORDER BY 1")
             assert counts.fetchall() == sorted([(first.id, first.files), (second.id, second.files)])
-        await world.stored().delete(first.id)
+        steps: list[tuple[int, int]] = []
+        await world.stored().delete(first.id, lambda done, all_: steps.append((done, all_)))
+        assert steps == [(number, len(steps)) for number in range(1, len(steps) + 1)]
+        assert steps
         location = await update_inventory(world.target, world.stored(), 1)
         assert len(StaticTable.from_metadata(location).scan().to_arrow()) == second.files
 
