@@ -267,6 +267,9 @@ class BackupRun:
         assert self._cut is not None
         self.progress.phase = "copy"
         unchanged = {row.source: row for row in parent if row.source and row.role in ("data", "deletes")}
+        if self._seed.enable and not self._copied.batches:
+            # Tails, checkpoint and metadata store: uploaded with the cut, whose record has their rows.
+            await self._record_batch([ObjectRow._make(row) for row in self._cut.rows], [])
         for topic in self._cut.topics:
             if topic.table is not None:
                 await self._copy_table(topic, topic.table, unchanged)
@@ -653,13 +656,16 @@ class BackupRun:
     async def _flush(self) -> None:
         """Writes the manifest of a batch (seed 003) and its progress. The files of the batch are durable (B-10)."""
         batch, self._batch = self._batch, []
-        if not batch:
-            return
+        if batch:
+            await self._record_batch(batch, batch)
+
+    async def _record_batch(self, batch: Sequence[ObjectRow], rows: Sequence[ObjectRow]) -> None:
+        """`rows`: those that no earlier record has."""
         written, missing = await self._write_manifest(batch) if self._seed.enable else (0, [])
         self._copied.written += written
         self._copied.missing += missing
         self._copied.batches += 1
-        record = BatchRecord([list(row) for row in batch], written, missing)
+        record = BatchRecord([list(row) for row in rows], written, missing)
         name = layout.progress_name(self._plan.id, self._copied.batches)
         self._on_effect(BackupEffect.PROGRESS)
         await self._target.put_new(name, msgspec.json.encode(record))

@@ -44,6 +44,11 @@ def documents(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_bytes()) for path in manifests_in(folder)]
 
 
+def of_tables(folder: Path) -> list[dict[str, Any]]:
+    """The manifests of table files; the first one is of the cut."""
+    return [document for document in documents(folder) if {file["cf"] for file in document["files"]} == {"data"}]
+
+
 def described(folder: Path) -> list[dict[str, Any]]:
     return [file for document in documents(folder) for file in document["files"]]
 
@@ -112,14 +117,21 @@ async def test_b_05_a_manifest_for_each_flushed_batch_and_none_for_an_empty_one(
         assert all(document["files"] for document in documents(tmp_path / "backups"))
     async with backup_world(tmp_path / "empty") as world:
         await world.create_topic()
-        assert (await world.back_up(seed=ENABLED)).manifests.written == 0
+        assert (await world.back_up(seed=ENABLED)).manifests.written == 1, "of the cut; no table has files"
+        (document,) = documents(tmp_path / "empty" / "backups")
+        assert {file["role"] for file in document["files"]} == {"metadata", "checkpoint"}
 
 
 async def test_b_06_a_manifest_has_every_field_and_its_files_exist(tmp_path: Path) -> None:
     async with backup_world(tmp_path) as world:
         await prepare(world)
         root = await world.back_up(seed=ENABLED)
-    (document,) = documents(tmp_path / "backups")
+    assert {(file["cf"], file["role"]) for file in described(tmp_path / "backups")} == {
+        ("data", "data"), ("data", "table-metadata"), ("wal", "tail"), ("meta", "metadata"), ("meta", "checkpoint"),
+    }  # fmt: skip
+    (tail,) = [file for file in described(tmp_path / "backups") if file["role"] == "tail"]
+    assert (tail["first_offset"], tail["end_offset"]) == (6, 10)
+    (document,) = of_tables(tmp_path / "backups")
     assert {"format_version", "warehouse", "namespace", "table", "generated_at_ms", "snapshot_start_ts"} <= {*document}
     assert (document["backup_id"], document["begin_revision"]) == (root.id, root.begin_revision)
     (data,) = [file for file in document["files"] if file["role"] == "data"]
@@ -159,7 +171,7 @@ async def test_b_09_timestamps_are_milliseconds(tmp_path: Path) -> None:
     async with backup_world(tmp_path) as world:
         await prepare(world)
         root = await world.back_up(seed=ENABLED)
-    (document,) = documents(tmp_path / "backups")
+    (document,) = of_tables(tmp_path / "backups")
     start, end = document["snapshot_start_ts"], document["snapshot_end_ts"]
     assert (start, end) == (root.begun_ms, root.cut_ms)
     assert 1_600_000_000_000 < start <= end <= document["generated_at_ms"] < 5_000_000_000_000
@@ -179,7 +191,8 @@ async def test_b_10_no_manifest_names_a_file_that_is_not_there(tmp_path: Path) -
                 await world.run(seed=ENABLED, on_effect=strike).run()
             for file in described(tmp_path / "backups"):
                 assert (tmp_path / "backups" / file["file_name"]).exists()
-    assert len(manifests_in(tmp_path / "backups")) == 1, "of the run that ended behind its manifest"
+    # Those of the cuts, but for the run that ended before its first; and of the run that ended behind its manifest.
+    assert len(of_tables(tmp_path / "backups")) == 1
 
 
 async def failing(tmp_path: Path, world: BackupWorld, seed: SeedOptions) -> Any:
@@ -195,11 +208,11 @@ async def test_b_11_a_failed_manifest_is_a_warning(tmp_path: Path) -> None:
         before = counter._value.get()
         with capture_logs() as logs:
             root = await failing(tmp_path, world, ENABLED)
-        assert (root.state, root.manifests.written, len(root.manifests.missing)) == ("complete", 0, 1)
-        assert counter._value.get() == before + 1
-        assert [line["log_level"] for line in logs if line["event"] == "backup manifest not written"] == ["warning"]
+        assert (root.state, root.manifests.written, len(root.manifests.missing)) == ("complete", 0, 2)
+        assert counter._value.get() == before + 2
+        assert [line["log_level"] for line in logs if line["event"] == "backup manifest not written"] == ["warning"] * 2
         findings = await world.verify(root.id)
-        assert [(finding.object, finding.severity) for finding in findings] == [("manifests", "warning")]
+        assert [(finding.object, finding.severity) for finding in findings] == [("manifests", "warning")] * 2
 
 
 async def test_b_11_a_strict_run_ends_with_the_failure(tmp_path: Path) -> None:
@@ -215,7 +228,7 @@ async def test_b_12_a_retry_repeats_files_under_the_same_names(tmp_path: Path) -
         await prepare(world)
 
         def strike(reached: BackupEffect) -> None:
-            if reached is BackupEffect.PROGRESS and manifests_in(tmp_path / "backups"):
+            if reached is BackupEffect.PROGRESS and of_tables(tmp_path / "backups"):
                 raise KeyboardInterrupt
 
         killed = world.run(seed=ENABLED, on_effect=strike)
@@ -223,7 +236,7 @@ async def test_b_12_a_retry_repeats_files_under_the_same_names(tmp_path: Path) -
             await killed.run()
         root = await world.run(id=killed._plan.id, seed=ENABLED).resume()
         rows = await world.stored().rows_of(root.id)
-    first, second = documents(tmp_path / "backups")
+    first, second = of_tables(tmp_path / "backups")
     assert first["batch_id"] == second["batch_id"]
     assert {file["file_name"] for file in first["files"]} == {file["file_name"] for file in second["files"]}
     sources = [row.source for row in rows if row.source]
@@ -237,7 +250,7 @@ async def test_b_13_options_are_read_when_a_backup_begins(tmp_path: Path) -> Non
         run = world.run(seed=SeedOptions(**await world.call("backup_options")))
         await world.call("set_setting", key="backup.iceberg.enable", value=True)
         assert (await run.run()).manifests.written == 0, "a running backup keeps its copy"
-        assert (await world.back_up(seed=SeedOptions(**await world.call("backup_options")))).manifests.written == 1
+        assert (await world.back_up(seed=SeedOptions(**await world.call("backup_options")))).manifests.written == 2
 
 
 async def test_b_14_no_request_is_made_while_it_is_off(tmp_path: Path) -> None:
@@ -302,7 +315,8 @@ async def test_b_18_a_log_line_for_each_manifest(tmp_path: Path) -> None:
         await prepare(world)
         with capture_logs() as logs:
             await world.back_up(seed=ENABLED)
-    (line,) = [line for line in logs if line["event"] == "backup manifest written"]
+    of_cut, line = [line for line in logs if line["event"] == "backup manifest written"]
+    assert of_cut["path"] != line["path"]
     assert (tmp_path / "backups" / line["path"]).exists()
     assert (line["log_level"], line["files"] > 0, line["bytes"] > 0, line["ms"] >= 0) == ("info", True, True, True)
 
@@ -332,10 +346,10 @@ async def test_b_20_an_enabled_broker_writes_manifests_with_header_and_files(tmp
     async with backup_world(tmp_path, backup={"iceberg": {"enable": True, "namespace": "a.b"}}) as world:
         await prepare(world)
         root = await world.back_up(seed=SeedOptions(**await world.call("backup_options")))
-    (path,) = manifests_in(tmp_path / "backups")
+    path, _ = manifests_in(tmp_path / "backups")
     assert path.parent == tmp_path / "backups" / "warehouse" / "a" / "b" / "backup" / "metadata"
-    (document,) = documents(tmp_path / "backups")
+    (document,) = of_tables(tmp_path / "backups")
     assert (document["namespace"], document["table"], document["format_version"]) == ("a/b", "backup", 1)
     sources = [row for row in ((tmp_path / "warehouse").rglob("*")) if row.suffix in (".parquet", ".avro")]
     assert len(document["files"]) == len(sources)
-    assert root.manifests.written == 1
+    assert root.manifests.written == 2
