@@ -26,7 +26,6 @@ from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from icestream.rpc.handshake import HelloCredential
 from icestream.runtime.clock import SystemClock
-from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
 from icestream.security.principal import local_user
 from tests.support.access_world import ORDERS, AccessWorld, access_world
@@ -229,7 +228,7 @@ async def api_world(path: Path, route: Route) -> AsyncIterator[ApiWorld]:
         async with kept_link(node.settings.local_socket, credential) as keeper:
             callers = BrokerCallers(keeper, SystemClock(), failures.append)
             target = DirectoryTarget(path / "backups", InlineOffload())
-            reports = TargetReports(lambda: target, LocalSource().chunks, InlineOffload(), path, SystemRandomness())
+            reports = TargetReports(lambda: target, LocalSource().chunks, InlineOffload(), path)
             app = build_lake_app(
                 keeper, "127.0.0.1", catalog, Tokens(), manifests, scans=scans, callers=callers, backup_reports=reports
             )  # fmt: skip

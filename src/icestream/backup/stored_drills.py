@@ -85,6 +85,11 @@ async def last_drills(target: BackupTarget, node: str, own_key_id: str) -> LastD
     return last
 
 
+def drill_key_id(data_dir: Path) -> str:
+    """The id of the key of this node; empty if it has made no drill. Raises ConfigurationError."""
+    return _read_key(data_dir / KEY_FILE).id if (data_dir / KEY_FILE).exists() else ""
+
+
 def open_drill_key(data_dir: Path, randomness: Randomness) -> DrillKey:
     """The key of this node, made with the first drill. Raises ConfigurationError."""
     path = data_dir / KEY_FILE
@@ -92,6 +97,10 @@ def open_drill_key(data_dir: Path, randomness: Randomness) -> DrillKey:
     if not path.exists():
         with contextlib.suppress(FileExistsError):  # another drill made it meanwhile
             create_secret_file(path, randomness.token(_SEED_BYTES).hex().encode() + b"\n")
+    return _read_key(path)
+
+
+def _read_key(path: Path) -> DrillKey:
     try:
         return DrillKey(bytes.fromhex(read_secret_file(path).decode()))
     except ValueError:

@@ -101,13 +101,12 @@ def drills(
 
     Example: icestream backup drills --to /backup
     """
-    from icestream.backup.stored_drills import open_drill_key, stored_drills
-    from icestream.runtime.randomness import SystemRandomness
+    from icestream.backup.stored_drills import drill_key_id, stored_drills
 
     settings = load_settings(config, sets).settings
 
     async def read(stored: StoredBackups) -> list[StoredDrill]:
-        return await stored_drills(stored.target, open_drill_key(settings.data_dir, SystemRandomness()).id)
+        return await stored_drills(stored.target, drill_key_id(settings.data_dir))
 
     answer = Output(output)
     stored = with_target(settings, location_of(to, settings), None, read)

@@ -263,9 +263,7 @@ def _served_backups(
 
     roots = table_roots(settings)  # whatever the target was made to say
     source = WarehouseFiles(file_opener(files, roots), roots).chunks
-    return _ServedBackups(
-        ViewedBackups(open_once), TargetReports(open_once, source, threads, settings.data_dir, randomness)
-    )
+    return _ServedBackups(ViewedBackups(open_once), TargetReports(open_once, source, threads, settings.data_dir))
 
 
 def _delegated_access(

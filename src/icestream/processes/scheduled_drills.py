@@ -22,7 +22,7 @@ from icestream import errors, limits
 from icestream.backup.backup_target import BackupTarget, open_target
 from icestream.backup.drill_report import drill_due_in_ms
 from icestream.backup.stored_backups import StoredBackups
-from icestream.backup.stored_drills import last_drills, open_drill_key
+from icestream.backup.stored_drills import LastDrills, drill_key_id, last_drills
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.processes.child_settings import child_command, child_line
@@ -84,8 +84,8 @@ class ScheduledDrills:
 
     async def _look(self, target: BackupTarget) -> int:
         """Sets the metric; returns the ms until the next drill is due."""
-        key = await self._offload.run(lambda: open_drill_key(self._settings.data_dir, self._randomness))
-        last = await last_drills(target, self._settings.node.name, key.id)
+        key_id = await self._offload.run(lambda: drill_key_id(self._settings.data_dir))
+        last = await last_drills(target, self._settings.node.name, key_id) if key_id else LastDrills()
         metrics.BACKUP_DRILL_TIME.set((last.passed_ms or 0) / 1_000)
         interval_ms = self._settings.backup.drill.interval_ms
         wait_ms = drill_due_in_ms(last.started_ms, interval_ms, self._now_ms)

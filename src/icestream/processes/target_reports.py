@@ -27,8 +27,7 @@ from icestream.backup.backup_verify import BackupVerification
 from icestream.backup.drill_report import DRILLS
 from icestream.backup.stored_archive import bases_of, stored_heads
 from icestream.backup.stored_backups import StoredBackups
-from icestream.backup.stored_drills import StoredDrill, open_drill_key, read_drill
-from icestream.runtime.randomness import Randomness
+from icestream.backup.stored_drills import StoredDrill, drill_key_id, read_drill
 from icestream.runtime.tasks import Offload
 
 LATEST: Final = "latest"
@@ -44,7 +43,6 @@ class TargetReports:
         source: Callable[[str], Iterator[bytes]],
         offload: Offload,
         data_dir: Path,
-        randomness: Randomness,
     ) -> None:
         """`open_target`: opens the target, when it is needed for the first time. `source`: reads files of the
         warehouse, which reference backups name. `data_dir`: where the key of drill reports is."""
@@ -52,7 +50,6 @@ class TargetReports:
         self._source = source
         self._offload = offload
         self._data_dir = data_dir
-        self._randomness = randomness
         self._stored: StoredBackups | None = None
 
     @property
@@ -109,11 +106,11 @@ class TargetReports:
         ]
 
     async def page_drills(self, request: PageRequest) -> Listing[DrillDetails]:
-        key = await self._offload.run(lambda: open_drill_key(self._data_dir, self._randomness))
+        key_id = await self._offload.run(lambda: drill_key_id(self._data_dir))
         target = self._backups.target
         names: Sequence[str] = sorted(name for name in await target.names(DRILLS) if name > request.after)
         page = names[: request.limit]
-        drills = [await read_drill(target, name, key.id) for name in page]
+        drills = [await read_drill(target, name, key_id) for name in page]
         return Listing(
             items=[_drill(drill) for drill in drills if drill is not None],
             next=page[-1] if len(names) > len(page) else None,

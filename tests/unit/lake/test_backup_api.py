@@ -42,7 +42,7 @@ class BackupApi(NamedTuple):
 async def backup_api(folder: Path, *, has_target: bool = True) -> AsyncIterator[BackupApi]:
     async with backup_world(folder) as world, kept_link(world.node.settings.local_socket) as keeper:
         reports = TargetReports(
-            lambda: world.target, LocalSource().chunks, InlineOffload(), folder, SystemRandomness()
+            lambda: world.target, LocalSource().chunks, InlineOffload(), folder
         )  # fmt: skip
         app = build_lake_app(
             keeper, "127.0.0.1", None, Tokens(), backup_reports=reports if has_target else None
