@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
 from icestream import errors, limits
+from icestream.backup.backup_layout import root_name
+from icestream.backup.backup_root import encode_document
 from icestream.backup.encryption import BackupKey
 from icestream.backup.viewed_backups import ViewedBackups, ViewedTable, ViewedTables
 from icestream.catalogs.store_options import StoreOptions
@@ -207,6 +210,20 @@ async def test_a_caller_without_a_credential_does_not_learn_which_backups_there_
                 assert (await lake.as_("anonymous", "GET", path)).status == 401
         assert (await lake.as_("topic", "GET", f"/v1/config?warehouse=backup:{NAME}")).status == 200
         assert (await lake.as_("anonymous", "GET", "/v1/config")).status == 200
+
+
+async def test_a_root_does_not_choose_which_file_is_read(world: BackupWorld) -> None:
+    """A target that others may write to must not open the files of this machine."""
+    root = await world.back_up()
+    secret = world.folder / "secret.json"
+    secret.write_bytes(b'{"password": "canary"}')
+    (topic,) = root.topics
+    assert topic.table is not None
+    table_cut = msgspec.structs.replace(topic.table, view="../secret.json")
+    forged = msgspec.structs.replace(root, topics=[msgspec.structs.replace(topic, table=table_cut)])
+    await world.target.put(root_name(root.id), encode_document(forged))
+    answer = await client_of(world).sent("GET", f"/backup:{root.id}{TABLE}")
+    assert (answer.status, b"canary" in answer.body) == (200, False)
 
 
 async def test_indexes_of_views_are_bounded(world: BackupWorld, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from icestream.backup import backup_layout as layout
 from icestream.backup.backup_root import BackupRoot
 from icestream.backup.backup_target import BackupTarget
 from icestream.backup.stored_backups import StoredBackups
+from icestream.backup.table_view import METADATA_FILE
 from icestream.iceberg.identifier import Identifier
 
 LATEST: Final = "latest"
@@ -88,7 +89,8 @@ class ViewedBackups:
             )
         index = ViewedTables(root.id, {
             Identifier(tuple(topic.table.namespace), topic.table.name): ViewedTable(
-                topic.name, topic.table.uuid, topic.table.view
+                # Not the path that the root says: whoever can write to the target would choose what is read.
+                topic.name, topic.table.uuid, f"{layout.view_folder(root.id, topic.id)}/metadata/{METADATA_FILE}"
             )
             for topic in root.topics
             if topic.table is not None and topic.table.view

@@ -4,7 +4,7 @@
     2 restore     an empty broker in a temporary folder gets everything, by the code of `icestream backup restore`
     3 compare     for each shard of each topic: a digest of the live rows, offsets included, as readers read the
                   restored table; and that of the rows of the backup, from its own objects: files without what delete
-                  files delete, and tails. Subscriptions by their names
+                  files delete, and tails. Subscriptions by their names and cursors
     4 remove      broker and folder, whatever came before
 
 The two digests share no metadata: those of the restored table are read from the manifests that the restore wrote, those
@@ -41,6 +41,7 @@ from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.manifests import decode_manifest_list, live_entries
 from icestream.iceberg.table_metadata import TableMetadata
+from icestream.metadata.state_machine import StateMachine
 from icestream.model.row_digest import RowDigest
 from icestream.model.topic_name import TopicName
 from icestream.observability.words import counted, size_text
@@ -227,15 +228,40 @@ class BackupDrill:
         return await self._offload.run(partial(_digests, table, files, file_opener(local), lambda _: None))
 
     async def _compare_subscriptions(self, broker: ScratchBroker, root: BackupRoot, cuts: Sequence[TopicCut]) -> None:
-        """Whether each subscription of the backup is in the restored broker."""
+        """Whether each subscription of the backup is in the restored broker, at the cursors that it had."""
         state = await self._stored.metadata(root)
         for cut in cuts:
             name = TopicName.parse(cut.name)
             prefix = f"{records.SUBSCRIPTIONS}{name.namespace}/{name.name}/"
             for key in [key for key, _ in state.entries.items() if key.startswith(prefix)]:
+                subscription = key.removeprefix(prefix)
                 if await broker.node.store.get(key) is None:
-                    subscription = key.removeprefix(prefix)
                     self._findings.append(DrillFinding(cut.name, f"subscription {subscription} was not restored"))
+                    continue
+                for text in await self._compare_cursors(broker, state, cut, name, subscription):
+                    self._findings.append(DrillFinding(cut.name, f"subscription {subscription} {text}"))
+
+    async def _compare_cursors(
+        self, broker: ScratchBroker, state: StateMachine, cut: TopicCut, name: TopicName, subscription: str
+    ) -> list[str]:
+        """How the restored cursors of a subscription differ. They are cut to the ends of the backup."""
+        topic_key = records.topic_key(name)
+        entry = state.get(topic_key)
+        record = None if entry is None else records.decode(records.TopicRecord, topic_key, entry.value)
+        differences = []
+        for shard in cut.shards if record is not None else ():
+            assert record is not None
+            key = records.cursor_key(
+                name, subscription, shard.shard, record.shards, is_partitioned=record.is_partitioned
+            )
+            expected, restored = state.get(key), await broker.node.store.get(key)
+            if expected is None:
+                continue
+            offset = min(records.decode(records.CursorRecord, key, expected.value).offset, shard.end)
+            present = None if restored is None else records.decode(records.CursorRecord, key, restored.value).offset
+            if present != offset:
+                differences.append(f"resumes shard {shard.shard} at {present}, its cursor in the backup is {offset}")
+        return differences
 
 
 class _BackedUpObjects:

@@ -22,6 +22,7 @@ from icestream.backup.drill_report import (
 )
 from icestream.backup.encryption import BackupKey
 from icestream.backup.stored_drills import last_drills, open_drill_key, put_report, stored_drills
+from icestream.broker.records import CursorRecord, cursor_key, decode, encode
 from icestream.processes import backup_drill
 from icestream.processes.backup_drill import BackupDrill
 from icestream.processes.scheduled_drills import ScheduledDrills
@@ -163,6 +164,29 @@ async def test_a_drill_without_room_is_refused_before_it_begins(
         with pytest.raises(errors.Refused, match="are free"):
             await drill_of(world).run(root.id)
         assert not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.asyncio
+async def test_a_cursor_that_came_back_elsewhere_fails_the_drill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        key = cursor_key(ORDERS, "s", 0, 1)
+        await world.node.store.put(key, encode(CursorRecord(0, 4, await world._topic_id(), 1)))
+        root = await world.back_up()
+        assert (await drill_of(world).run(root.id)).findings == []
+        subscriptions = backup_drill.RestoreRun._subscriptions
+
+        def moved(*arguments: Any) -> Any:
+            (entry,) = subscriptions(*arguments)
+            name, record, ((shard, cursor),) = entry
+            at_seven = msgspec.structs.replace(decode(CursorRecord, key, cursor), offset=7)
+            return [(name, record, [(shard, encode(at_seven))])]
+
+        monkeypatch.setattr(backup_drill.RestoreRun, "_subscriptions", moved)
+        (finding,) = (await drill_of(world).run(root.id)).findings
+        assert finding.text == "subscription s resumes shard 0 at 7, its cursor in the backup is 4"
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
