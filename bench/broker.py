@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,9 +32,16 @@ FRAMES_IN_FLIGHT = 32
 
 @contextmanager
 def running(
-    path: Path, mode: str, *, settings: Mapping[str, object] | None = None, has_lake: bool = False, stops: bool = False
+    path: Path,
+    mode: str,
+    *,
+    settings: Mapping[str, object] | None = None,
+    has_lake: bool = False,
+    stops: bool = False,
+    prefix: Sequence[str] = (),
 ) -> Iterator[Target]:
-    """`stops`: at the end it is stopped in order, for whoever starts it again; else it is killed."""
+    """`stops`: at the end it is stopped in order, for whoever starts it again; else it is killed. `prefix`: words of a
+    program that runs the broker (instructions.py)."""
     chosen = {
         "data_dir": path / "icestream",
         "ports.native": 0,
@@ -52,7 +59,7 @@ def running(
         f"{WAL}.topic_quota": "200GiB",
         **(settings or {}),
     }
-    words = [str(PROGRAM), "serve"]
+    words = [*prefix, str(PROGRAM), "serve"]
     for key, value in chosen.items():
         words += ["--set", f"{key}={value}"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ICESTREAM_")}

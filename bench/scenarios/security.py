@@ -2,6 +2,7 @@
 other port connections do TLS handshakes against the same one at rest.
 
     frames, awaited   a producer with a token, with the rights of a grant; the same without accounts
+    instructions      the same two by what the broker executes for a message, which does not scatter (instructions.py)
     handshakes        one producer awaits each ack in plain text, while others do handshakes with Danube's port, which
                       the native part serves as it serves all; they take a part of the machine themselves
 """
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from bench import broker, generator, handshakes, process
+from bench import broker, generator, handshakes, instructions, process
 from bench.figures import Figure, Goal, Row, ratios
 from bench.generator import Load, Target
 from bench.harness import Bench, MissingPeer, RunFailed, settle
@@ -106,6 +107,7 @@ def _awaiting(target: Target, seconds: float) -> Load:
 def measure(bench: Bench) -> list[Row]:
     return [
         *bench.attempt(NAME, "authenticated against open", Goal(at_most=1.02), partial(_accounts, bench)),
+        *bench.attempt(NAME, "instructions of a message", Goal(at_most=1.02), partial(_instructions, bench)),
         *bench.attempt(NAME, "beside handshakes", Goal(at_most=1.5), partial(_handshakes, bench)),
     ]
 
@@ -130,6 +132,45 @@ def _accounts(bench: Bench) -> list[Row]:
         row("64 producers, server CPU in us a message", "64", "server_us"),
         row("frames, seconds", "frames", "seconds"),
         row("frames, server CPU in us a message", "frames", "server_us"),
+    ]
+
+
+def count(path: Path, messages: int, *, has_accounts: bool) -> dict[str, float]:
+    """The instructions of a message that is awaited, and of one in frames of 1,000."""
+    with broker.running(path, "always", prefix=instructions.prefix(path)) as target:
+        if not has_accounts:
+            return _counts(target, path, messages)
+        with secured(target, path):
+            return _counts(target, path, messages)
+
+
+def _counts(target: Target, path: Path, messages: int) -> dict[str, float]:
+    return {
+        "awaited": instructions.instructions_per_message(target, path, messages, topic="awaited"),
+        "frames": instructions.instructions_per_message(
+            target, path, 100 * messages, topic="frames", batch=broker.ROWS
+        ),
+    }
+
+
+def _instructions(bench: Bench) -> list[Row]:
+    messages = int(bench.pick(1_000, 100))
+    counts = bench.interleave(
+        bench.rounds(3),
+        {
+            "open": partial(count, messages=messages, has_accounts=False),
+            "secured": partial(count, messages=messages, has_accounts=True),
+        },
+    )
+
+    def row(what: str, name: str) -> Row:
+        before, behind = ([each[name] for each in counts[side]] for side in ("open", "secured"))
+        figure = ratios(behind, before)
+        return Row(NAME, what, figure, Goal(at_most=1.02), ours=str(Figure(behind)), peer=f"open: {Figure(before)}")
+
+    return [
+        row("one producer, instructions of the broker a message", "awaited"),
+        row("frames, instructions of the broker a message", "frames"),
     ]
 
 
