@@ -1069,6 +1069,12 @@ SPARK_LINE_BYTES_MAX: Final = 4 * KIB
 CLASS_ARCHIVES_KEPT: Final = 4
 # Iceberg's own default of `write.target-file-size-bytes`.
 DATA_FILE_BYTES_TARGET: Final = 512 * MIB
+# `partitioning=auto`: a smaller table is planned by its manifests as fast without partitions.
+AUTO_PARTITIONED_TABLE_BYTES: Final = 16 * GIB
+# What a partition is to hold at least, two files of the target size: smaller ones would make files of their own.
+AUTO_PARTITION_BYTES: Final = 1 * GIB
+# How often its table is looked at, when it has messages: a read of the catalog.
+TABLE_GROWTH_CHECK_SECONDS: Final = 3600
 # What a topic's policy may ask for: smaller files cost more to plan than to read, and a task holds one in memory.
 TARGET_FILE_BYTES_MIN: Final = 64 * KIB
 TARGET_FILE_BYTES_MAX: Final = 4 * GIB

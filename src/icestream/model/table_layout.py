@@ -1,7 +1,8 @@
 """The layout of a topic's table as its policies state it. Pure: the broker validates the texts, the pipeline applies
 them.
 
-partitioning        none; hour, day or month (of append_time); key; bucket[N] (of key)
+partitioning        none; hour, day or month (of append_time); key; bucket[N] (of key); auto: none, day or hour, by the
+                    size and the growth of the table (pipeline/tables/auto_partitioning.py)
 compression         a codec, and for codecs with levels one of them: zstd, zstd:9, gzip:6, snappy, lz4, uncompressed
 target_file_bytes   the size of data files if there are enough messages
 compaction          on: small files are merged (docs/adr/0065); off: they stay
@@ -21,6 +22,7 @@ from icestream import errors, limits
 from icestream.model import envelope
 
 OF_TIME: Final = ("hour", "day", "month")
+AUTO: Final = "auto"
 _BUCKET: Final = re.compile(r"bucket\[([1-9][0-9]{0,5})\]", re.ASCII)
 _LEVEL: Final = re.compile(r"[1-9][0-9]?", re.ASCII)
 _LEVELS_MAX: Final = {"zstd": 22, "gzip": 9, "snappy": 0, "lz4": 0, "uncompressed": 0}
@@ -42,7 +44,7 @@ _CLUSTERING_HINT: Final = (
     "clustering is offset, one to four columns such as key,publish_time, or zorder(key,publish_time)"
 )
 
-PARTITIONING_HINT: Final = "partitioning is one of none, hour, day, month, key, bucket[16]"
+PARTITIONING_HINT: Final = "partitioning is one of none, auto, hour, day, month, key, bucket[16]"
 _COMPRESSION_HINT: Final = (
     "compression is one of zstd, gzip, snappy, lz4, uncompressed; zstd:1 to zstd:22 and gzip:1 to gzip:9 name a level"
 )
@@ -53,7 +55,7 @@ def is_bucket(partitioning: str) -> bool:
 
 
 def check_partitioning(text: str) -> None:
-    if text not in ("none", "key", *OF_TIME) and not is_bucket(text):
+    if text not in ("none", "key", AUTO, *OF_TIME) and not is_bucket(text):
         raise errors.InvalidInput(f"{reprlib.repr(text)} is not a partitioning", hint=PARTITIONING_HINT)
 
 

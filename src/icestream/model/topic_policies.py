@@ -137,7 +137,8 @@ class PolicyValues(msgspec.Struct, frozen=True, omit_defaults=True):
     partitioning: Annotated[
         Word | None,
         TopicPolicy(
-            "Partitioning of its table: none; hour, day or month of append_time; key, or bucket[16] of the key.",
+            "Partitioning of its table: none; hour, day or month of append_time; key, or bucket[16] of the key; auto: "
+            "none, then day or hour once the table is large.",
             unset="as the table is; a new table has no partitions",
             applies=Applies.NEXT_COMMIT,
             check=table_layout.check_partitioning,

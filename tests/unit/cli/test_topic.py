@@ -158,7 +158,7 @@ def test_no_partitioning_is_a_value_that_only_unset_removes(local: tuple[str, st
         ("xyz=1", "policies: max_producers"),
         ("max_producers=many", "is not a number"),
         ("max_producers=-1", "is below 0"),
-        ("partitioning=week", "partitioning is one of none, hour, day, month, key, bucket[16]"),
+        ("partitioning=week", "partitioning is one of none, auto, hour, day, month, key, bucket[16]"),
         ("compression=zstd:23", "zstd:1 to zstd:22"),
         ("target_file_bytes=1", "are allowed"),
     ],

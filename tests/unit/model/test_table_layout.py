@@ -10,7 +10,9 @@ from icestream.model.topic_policies import PolicyValues
 MIN, MAX = limits.TARGET_FILE_BYTES_MIN, limits.TARGET_FILE_BYTES_MAX
 
 
-@pytest.mark.parametrize("text", ["none", "hour", "day", "month", "key", "bucket[1]", "bucket[16]", "bucket[999999]"])
+@pytest.mark.parametrize(
+    "text", ["none", "auto", "hour", "day", "month", "key", "bucket[1]", "bucket[16]", "bucket[999999]"]
+)
 def test_partitions(text: str) -> None:
     assert PolicyValues(partitioning=text).table_layout == {"partitioning": text}
 
@@ -22,7 +24,7 @@ def test_partitions(text: str) -> None:
 def test_invalid_partitionings_are_refused(text: str) -> None:
     with pytest.raises(errors.InvalidInput) as caught:
         PolicyValues(partitioning=text)
-    assert caught.value.hint == "partitioning is one of none, hour, day, month, key, bucket[16]"
+    assert caught.value.hint == "partitioning is one of none, auto, hour, day, month, key, bucket[16]"
     assert len(caught.value.message) < 100
 
 

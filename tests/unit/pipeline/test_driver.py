@@ -12,11 +12,13 @@ from prometheus_client import REGISTRY
 from pyiceberg.table import StaticTable
 
 from icestream import errors, limits
+from icestream.iceberg import table_metadata
 from icestream.iceberg.identifier import Identifier
 from icestream.model.task_messages import TopicTaskResult
 from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan
+from icestream.pipeline.tables import table_policy
 from icestream.runtime.clock import SimulatedClock
 from tests.support.pipeline_harness import PipelineHarness
 
@@ -212,6 +214,34 @@ async def test_partitions_follow_the_policy(pipeline: PipelineHarness) -> None:
     static_table = StaticTable.from_metadata(loaded.metadata_location or "")
     assert [file["spec_id"] for file in static_table.inspect.files().to_pylist()] == [1, 0]
     assert await offsets(pipeline, "t1") == upto(6)
+
+
+async def test_automatic_partitions_follow_size_and_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimulatedClock()
+    pipeline = PipelineHarness(tmp_path / "warehouse", clock=clock)
+
+    async def fields_after_a_round() -> list[str]:
+        clock.advance(2 * 3600)
+        pipeline.broker.publish(1, 3)
+        await pipeline.round()
+        loaded = await pipeline.world.catalog.load(Identifier(("default",), "t1"))
+        return [field["name"] for field in table_policy.default_spec(table_metadata.load(loaded.metadata))["fields"]]
+
+    pipeline.broker.policies[1] = {"partitioning": "auto"}
+    for _ in range(3):
+        assert await fields_after_a_round() == [], "small"
+    monkeypatch.setattr(limits, "AUTO_PARTITIONED_TABLE_BYTES", 1)
+    assert await fields_after_a_round() == [], "large, and grows slowly"
+    monkeypatch.setattr(limits, "AUTO_PARTITION_BYTES", 10_000)
+    assert await fields_after_a_round() == ["append_time_day"]
+    monkeypatch.setattr(limits, "AUTO_PARTITION_BYTES", 1_000)
+    assert await fields_after_a_round() == ["append_time_hour"]
+    monkeypatch.setattr(limits, "AUTO_PARTITION_BYTES", 1_000_000_000)
+    assert await fields_after_a_round() == []
+    pipeline.broker.policies[1] = {"partitioning": "day"}
+    assert await fields_after_a_round() == ["append_time_day"], "a policy decides"
+    assert await offsets(pipeline, "t1") == upto(24)
+    await pipeline.close()
 
 
 async def test_an_unavailable_broker_is_retried(pipeline: PipelineHarness) -> None:

@@ -86,6 +86,7 @@ class TopicTableSet:
         self._failures: dict[int, _Failure] = {}
         self._tables: dict[int, TopicTable] = {}
         self._created: dict[int, TopicTable] = {}  # together, and not evolved to their policies yet
+        self._growth_due_ns: dict[int, int] = {}  # monotonic clock; of topics with automatic partitions
         self.halted: dict[int, Halt] = {}
 
     def __getitem__(self, topic_id: int) -> TopicTable:
@@ -114,6 +115,7 @@ class TopicTableSet:
     def clear(self) -> None:
         """Drops all tables: another driver was at work, so that nothing in memory is certain."""
         self._tables.clear()
+        self._growth_due_ns.clear()
         self._structures.clear()
 
     def mark_stale(self, topic_ids: Iterable[int]) -> None:
@@ -240,7 +242,7 @@ class TopicTableSet:
             if table is None:
                 with self._effects.happens(Effect.MAKE_TABLE):
                     table = await self._ledger.open(topic)
-            elif table.is_stale:
+            elif table.is_stale or self._is_growth_due(topic):
                 table = await self._ledger.refresh(table)
             # A table is evolved when its topic's policy changed, and once after each load: columns of a newer release
             # may be missing.
@@ -264,11 +266,26 @@ class TopicTableSet:
             self._resume(topic.topic_id)
         return table
 
+    def _is_growth_due(self, topic: TopicBacklog) -> bool:
+        """True once an hour for a table whose growth decides about its partitions: only the catalog's document has the
+        committed offsets of each snapshot."""
+        if not table_policy.is_automatic(topic.policy):
+            return False
+        now_ns = self._clock.monotonic_ns()
+        is_due = now_ns >= self._growth_due_ns.get(topic.topic_id, 0)
+        if is_due:
+            self._growth_due_ns[topic.topic_id] = now_ns + limits.TABLE_GROWTH_CHECK_SECONDS * 10**9
+        return is_due
+
     async def _evolve(self, table: TopicTable) -> TopicTable:
         """Changes the table to its topic's policy, in a commit of its own before any data (hazard 30)."""
         updates = table_policy.evolution(table.table, table.policy)
         if not updates:
             return table
+        if any(update["action"] == "add-spec" for update in updates):
+            policy = table.policy.get("partitioning")
+            names = [field["name"] for update in updates for field in update.get("spec", {}).get("fields", ())]
+            _log.info("partitions of table change", topic=table.topic, policy=policy, fields=names)
         fields = table.table.fields
         # Not main: a commit of another engine meanwhile does not matter to schema and partitioning.
         requirements = [

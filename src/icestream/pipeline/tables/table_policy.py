@@ -4,6 +4,8 @@ The values are those of model/table_layout.py. A topic's policy is written into 
 engines that compact it do the same. What the policy leaves open is taken from the table
 (`write.parquet.compression-codec`, `write.target-file-size-bytes`, its default partition spec), so that other engines
 may change it. All of it can be changed at any time: existing files stay as they are.
+
+`partitioning=auto` is decided anew once an hour, and whenever the table is loaded (auto_partitioning.py).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from icestream.iceberg.values import Object
 from icestream.model import table_layout
 from icestream.model.table_layout import MqttColumnsPolicy
 from icestream.pipeline.round_plan import MqttTarget, TableTarget
+from icestream.pipeline.tables import auto_partitioning
 
 CODEC: Final = "write.parquet.compression-codec"
 LEVEL: Final = "write.parquet.compression-level"
@@ -30,7 +33,8 @@ _PROPERTIES: Final = {"format-version": "2", "write.metadata.delete-after-commit
 def new_layout(policy: Mapping[str, str]) -> Object:
     """Returns the partition spec and properties of a new table."""
     properties = _PROPERTIES | _policy_properties(policy)
-    spec = partition(policy.get("partitioning", "none"), topic_schema.new_schema())
+    name = "none" if is_automatic(policy) else policy.get("partitioning", "none")
+    spec = partition(name, topic_schema.new_schema())
     return {"partition-spec": spec, "properties": properties}
 
 
@@ -42,7 +46,8 @@ def _policy_properties(policy: Mapping[str, str]) -> dict[str, str]:
 
 
 def partition(name: str, schema: Object) -> Object:
-    """Returns the partition spec of this name, for a table of this schema. Raises InvalidInput for an unknown name."""
+    """Returns the partition spec of this name, for a table of this schema; not for `auto`, which names none. Raises
+    InvalidInput for an unknown name."""
     table_layout.check_partitioning(name)
     ids = {field["name"]: field["id"] for field in schema["fields"]}
     if name == "none":
@@ -68,7 +73,7 @@ def evolution(table: TableMetadata, policy: Mapping[str, str]) -> list[Object]:
     expected = [*topic_schema.new_schema()["fields"], *(topic_schema.mqtt_fields() if has_mqtt(policy) else ())]
     if missing := [field for field in expected if field["name"] not in names]:
         updates += _add_columns(table, schema, missing)
-    partitioning_name = policy.get("partitioning")
+    partitioning_name = automatic_partitioning(table) if is_automatic(policy) else policy.get("partitioning")
     if partitioning_name is not None:
         spec = partition(partitioning_name, schema)
         current = default_spec(table)
@@ -76,6 +81,18 @@ def evolution(table: TableMetadata, policy: Mapping[str, str]) -> list[Object]:
         if not partitioning.same(spec, current):
             updates += [{"action": "add-spec", "spec": spec}, {"action": "set-default-spec", "spec-id": -1}]
     return updates + _properties(table.properties, policy)
+
+
+def is_automatic(policy: Mapping[str, str]) -> bool:
+    """True if the growth of the table decides about its partitions."""
+    return policy.get("partitioning") == table_layout.AUTO
+
+
+def automatic_partitioning(table: TableMetadata) -> str:
+    """Returns the partitioning that a table with `partitioning=auto` has from now on."""
+    current, schema = default_spec(table), table.current_schema
+    names = (name for name in ("day", "hour") if partitioning.same(partition(name, schema), current))
+    return auto_partitioning.choose(next(names, "none"), auto_partitioning.table_growth(table))
 
 
 def has_mqtt(policy: Mapping[str, str]) -> bool:
