@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from icestream.pipeline.driver.effects import RETENTION_EFFECTS, VARIABLE, Effect
+from icestream.pipeline.driver.effects import CARE_EFFECTS, VARIABLE, Effect
 from tests.support.lake_run import until
 from tests.support.process_faults import DEEDS, SECONDS_MAX, FaultAction, FaultRun
 
 BEFORE, AFTER = True, False
-EFFECTS = [effect for effect in Effect if effect not in RETENTION_EFFECTS]
+EFFECTS = [effect for effect in Effect if effect not in CARE_EFFECTS]
 # Each deed once, where it hurts most.
 ALWAYS = (
     (Effect.COMMIT, BEFORE, FaultAction.KILL_LAKE),

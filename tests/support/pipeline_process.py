@@ -124,17 +124,17 @@ class PipelineRun:
 
     def icestream(self, *arguments: str) -> Any:
         """The JSON output of a command."""
-        done = self._command(*arguments)
+        done = self.command(*arguments)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     def refusal(self, *arguments: str) -> str:
         """What a command that fails says."""
-        done = self._command(*arguments)
+        done = self.command(*arguments)
         assert done.returncode != 0, done.stdout
         return done.stderr
 
-    def _command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*COMMAND, *arguments, "--output", "json", "--broker", str(self.data_dir / "broker.sock")],
             capture_output=True,

@@ -32,6 +32,7 @@ TOPIC, ROWS = "/default/orders", 5
 SECONDS_MAX = 180.0
 # Shorter than any patience, and longer than that of the driver with its catalog, which is set to the third.
 STILL_SECONDS, LONG_SECONDS, REQUEST_MS = 0.5, 4.0, 3_000
+_SPARK = (Effect.WRITE, Effect.REWRITE)
 LAYOUTS = itertools.cycle(("day", "none", "month", "bucket[4]"))
 
 
@@ -52,9 +53,9 @@ class FaultAction(StrEnum):
         """Workers have nothing to do with anything else, nor has the catalog's patience."""
         match self:
             case FaultAction.KILL_WORKERS | FaultAction.KILL_BUSY_WORKERS | FaultAction.STOP_WORKERS:
-                return effect is Effect.WRITE
+                return effect in _SPARK
             case FaultAction.STOP_LAKE_LONG:
-                return effect in (Effect.COMMIT, Effect.EVOLVE_TABLE)
+                return effect in (Effect.COMMIT, Effect.EVOLVE_TABLE, Effect.COMMIT_CARE)
         return True
 
 
@@ -109,6 +110,13 @@ class FaultRun:
                 self._run.icestream("topic", "create", topic, "--policy", "mqtt_columns=on")
             case Effect.EVOLVE_TABLE:
                 self._run.icestream("topic", "policy", TOPIC, f"partitioning={next(LAYOUTS)}")
+            case Effect.REWRITE | Effect.COMMIT_CARE:
+                for _ in range(3):  # a file each
+                    self.publish()
+                    self.check()
+                # It ends before the fault, or waits no longer: the request stays.
+                self._run.command("lake", "maintain", TOPIC, "--wait", "1")
+                return
         self.publish(topic)
 
     # --- faults ---
@@ -119,7 +127,7 @@ class FaultRun:
 
     def still_at(self, effect: Effect, is_before: bool) -> int:
         """The driver, which stands still there."""
-        if not self.published or (effect is Effect.WRITE and not self._workers()):
+        if not self.published or (effect in _SPARK and not self._workers()):
             self.publish()
             self.check()
         new_file = self._fault.with_suffix(".new")
@@ -194,6 +202,13 @@ class FaultRun:
         for topic, messages in self.published.items():
             until(partial(self._is_committed, topic), SECONDS_MAX, 0.1)
             check_table(self._table(topic)["metadata-location"], {0: messages}, self._verified(topic))
+
+    def check_compacted(self) -> None:
+        """Whatever became of a compaction: another one finishes it, and the rows are the same."""
+        until(lambda: self._run.command("lake", "maintain", TOPIC, "--wait", "60").returncode == 0, SECONDS_MAX)
+        planned = until(lambda: self._run.command("lake", "maintain", TOPIC, "--dry-run"), SECONDS_MAX)
+        assert json.loads(planned.stdout)["plan"] == []
+        self.check()
 
     def _is_committed(self, topic: str) -> bool:
         """True if the table has committed all messages of a topic with one shard."""

@@ -27,7 +27,7 @@ from tests.support.fault_world import FaultWorld, name_of
 from tests.support.interruptible_driver import DriverKilled, InterruptibleDriver
 
 pytestmark = pytest.mark.asyncio
-FAULTS = (Effect.WRITE, Effect.COMMIT, Effect.LOOK_AGAIN, Effect.NOTE)
+FAULTS = (Effect.REWRITE, Effect.COMMIT, Effect.LOOK_AGAIN, Effect.NOTE)
 Deed = Callable[[FaultWorld], Awaitable[None]]
 
 
@@ -214,7 +214,7 @@ async def test_a_delete_that_is_rolled_back_meanwhile_has_the_group_planned_agai
     job = add_compaction(life, offload=held_by(gate))
     before = await data_files(world)
     job.request(MaintenanceRequest("a", [RequestedTable(1, "/default/t1")]))
-    while life.effects.counts[Effect.WRITE] == 0:
+    while life.effects.counts[Effect.REWRITE] == 0:
         await life.driver.turn()
     back = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": main}
     await world.making.commits.commit(name_of(1), CommitRequest([], [back]))
@@ -270,7 +270,7 @@ async def test_a_driver_that_is_killed_while_it_applies_deletes_is_followed_by_o
     world: FaultWorld, effect: Effect, is_before: bool
 ) -> None:
     await by_all_means(world)
-    killed = world.driver(Fault(is_before, effect, 2))
+    killed = world.driver(Fault(is_before, effect, 1 if effect is Effect.REWRITE else 2))
     job = add_compaction(killed)
 
     async def live() -> None:

@@ -34,7 +34,15 @@ from tests.support.interruptible_driver import DriverKilled, InterruptibleDriver
 
 pytestmark = pytest.mark.asyncio
 SIDES = pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
-EFFECTS = (Effect.ASK, Effect.TAKE_LEASE, Effect.WRITE, Effect.COMMIT, Effect.LOOK_AGAIN, Effect.NOTE)
+EFFECTS = (
+    Effect.ASK,
+    Effect.TAKE_LEASE,
+    Effect.REWRITE,
+    Effect.COMMIT,
+    Effect.COMMIT_CARE,
+    Effect.LOOK_AGAIN,
+    Effect.NOTE,
+)
 
 
 @pytest_asyncio.fixture(params=[False, True], ids=["own", "foreign"])
@@ -316,7 +324,8 @@ async def test_a_driver_that_is_killed_in_a_compaction_is_followed_by_one_that_f
     await first.lease.release()
     await first.end()
     # The first effects are those of ingest, and its second question finds nothing and ends it.
-    killed = world.driver(Fault(is_before, effect, 3 if effect is Effect.ASK else 2))
+    number = {Effect.ASK: 3, Effect.REWRITE: 1, Effect.COMMIT_CARE: 1}.get(effect, 2)
+    killed = world.driver(Fault(is_before, effect, number))
     job = add_compaction(killed)
 
     async def live() -> None:

@@ -28,7 +28,7 @@ from tests.support.interruptible_driver import DriverKilled, InterruptibleDriver
 pytestmark = pytest.mark.asyncio
 STEPS = 14
 DEEDS = ("append", "compaction", "delete", "expiry", "add a column", "partition", "by position", "by value")
-FAULTS = (Effect.WRITE, Effect.COMMIT, Effect.LOOK_AGAIN, Effect.NOTE)
+FAULTS = (Effect.REWRITE, Effect.COMMIT, Effect.LOOK_AGAIN, Effect.NOTE)
 
 
 def is_ours(entry: ManifestEntry) -> bool:

@@ -18,7 +18,7 @@ import pytest_asyncio
 from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.identifier import Identifier
-from icestream.pipeline.driver.effects import RETENTION_EFFECTS, Effect, Fault
+from icestream.pipeline.driver.effects import CARE_EFFECTS, Effect, Fault
 from icestream.pipeline.driver.topic_table_set import Halt
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld
 from tests.support.faulty_catalog import FaultyCatalog
@@ -54,7 +54,7 @@ EVERY = [
     pytest.param(is_foreign, effect, id=f"{'foreign' if is_foreign else 'own'}-{effect}")
     for is_foreign in (False, True)
     for effect in Effect
-    if not (is_foreign and effect is Effect.CLEAN_UP) and effect not in RETENTION_EFFECTS
+    if not (is_foreign and effect is Effect.CLEAN_UP) and effect not in CARE_EFFECTS
 ]
 
 
@@ -73,7 +73,7 @@ async def rounds(world: FaultWorld, driver: InterruptibleDriver) -> None:
 async def test_the_rounds_here_have_every_effect(world: FaultWorld) -> None:
     driver = world.driver()
     await rounds(world, driver)
-    assert {effect for effect, count in driver.effects.counts.items() if not count} == RETENTION_EFFECTS
+    assert {effect for effect, count in driver.effects.counts.items() if not count} == CARE_EFFECTS
     await world.check()
 
 
@@ -101,7 +101,7 @@ async def test_drivers_that_are_killed_one_after_the_other(either: FaultWorld, i
     for effect in [
         planned_effect
         for planned_effect in Effect
-        if planned_effect is not Effect.EVOLVE_TABLE and planned_effect not in RETENTION_EFFECTS
+        if planned_effect is not Effect.EVOLVE_TABLE and planned_effect not in CARE_EFFECTS
     ]:
         driver = either.driver(Fault(is_before, effect, 1))
         try:
@@ -134,7 +134,7 @@ CALLS = {
 
 
 async def test_every_effect_has_a_call() -> None:
-    assert {*CALLS} == {*Effect} - RETENTION_EFFECTS
+    assert {*CALLS} == {*Effect} - CARE_EFFECTS
 
 
 @SIDES

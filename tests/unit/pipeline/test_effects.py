@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from icestream.pipeline.driver.effects import RETENTION_EFFECTS, VARIABLE, Effect, Effects, Fault
+from icestream.pipeline.driver.effects import CARE_EFFECTS, VARIABLE, Effect, Effects, Fault
 from tests.support.pipeline_harness import PipelineHarness
 
 
@@ -46,7 +46,7 @@ async def rounds(pipeline: PipelineHarness) -> None:
 
 
 # Of topics of MQTT nothing is learned here: there are no messages (test_effect_faults.py).
-NOT_HERE = {Effect.EVOLVE_TABLE, Effect.ASK, Effect.LEARN, *RETENTION_EFFECTS}
+NOT_HERE = {Effect.EVOLVE_TABLE, Effect.ASK, Effect.LEARN, *CARE_EFFECTS}
 ROUND = [effect for effect in Effect if effect not in NOT_HERE]
 
 

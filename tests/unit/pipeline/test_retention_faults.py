@@ -28,7 +28,15 @@ HOUR_MS = 3_600_000
 KEPT = RetainedTopic(1, "/default/t1", messages_max=14, age_ms=24 * HOUR_MS)
 # Of 9 rows of shard 0 and 5 of shard 1 in each of three rounds, the last 14.
 FIRST = {0: 18, 1: 10}
-EFFECTS = [Effect.ASK, Effect.TAKE_LEASE, Effect.NOTE_TIMES, Effect.COMMIT, Effect.LOOK_AGAIN, Effect.NOTE]
+EFFECTS = [
+    Effect.ASK,
+    Effect.TAKE_LEASE,
+    Effect.NOTE_TIMES,
+    Effect.COMMIT_CARE,
+    Effect.COMMIT,
+    Effect.LOOK_AGAIN,
+    Effect.NOTE,
+]
 
 
 @pytest_asyncio.fixture

@@ -22,7 +22,7 @@ from icestream.catalogs.table_catalog import CommitOutcome, CommitUnknown, Table
 from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.commit import rewrite_draft
 from icestream.pipeline.commit.committer import CommittedSnapshot, NotCommitted
-from icestream.pipeline.driver.effects import RETENTION_EFFECTS, Effect, Fault
+from icestream.pipeline.driver.effects import CARE_EFFECTS, Effect, Fault
 from icestream.pipeline.tables.topic_table import StopReason
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld
 from tests.support.foreign_engine import ForeignEngine
@@ -40,7 +40,7 @@ NOT_OF_A_REWRITE = {
     Effect.LEARN,
     Effect.RELEASE_FILES,
     Effect.CLEAN_UP,
-    *RETENTION_EFFECTS,
+    *CARE_EFFECTS,
 }
 EFFECTS = [effect for effect in Effect if effect not in NOT_OF_A_REWRITE]
 # By which call each of them reaches the world.

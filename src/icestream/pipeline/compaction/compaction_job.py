@@ -402,7 +402,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             messages = [
                 encode(msgspec.structs.replace(job, target=target)) for job, target in zip(jobs, targets, strict=True)
             ]
-            with span("compaction.write", groups=len(jobs), epoch=epoch), self._effects.happens(Effect.WRITE):
+            with span("compaction.write", groups=len(jobs), epoch=epoch), self._effects.happens(Effect.REWRITE):
                 return await self._offload.run(lambda: self._writer.rewrite(messages))
 
         task = asyncio.create_task(write(), name="compaction")
@@ -489,7 +489,8 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             results = still_planned
             if not results:
                 break
-            outcome = (await self._commit.commit([_rewrite(table, planned, results)])).get(table.topic_id)
+            with self._effects.happens(Effect.COMMIT_CARE):
+                outcome = (await self._commit.commit([_rewrite(table, planned, results)])).get(table.topic_id)
             if not isinstance(outcome, NotCommitted) or outcome.is_unresolved:
                 break
         if isinstance(outcome, CommittedSnapshot):

@@ -36,9 +36,12 @@ class Effect(StrEnum):
     RELEASE_FILES = "release_files"
     CLEAN_UP = "clean_up"  # removes a few files that no table needs any more
     NOTE_TIMES = "note_times"  # retention: which offsets were committed when
+    REWRITE = "rewrite"  # compaction: Spark writes files, synced
+    COMMIT_CARE = "commit_care"  # compaction and retention: around the effects of the commit of a table
 
 
 RETENTION_EFFECTS: Final = frozenset((Effect.NOTE_TIMES,))  # of topics with a retention alone
+CARE_EFFECTS: Final = RETENTION_EFFECTS | {Effect.REWRITE, Effect.COMMIT_CARE}  # not of rounds
 
 
 class Fault(NamedTuple):

@@ -321,7 +321,7 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
     async def commit(self, turn: Turn, plan: list[RetainedTopic], result: Removals) -> None:
         if not result:
             return
-        with turn.timed("retention_commit"):
+        with turn.timed("retention_commit"), self._effects.happens(Effect.COMMIT_CARE):
             results = await self._commits.commit([removal.retention for removal in result])
         for removal in result:
             table, removed = removal.table, removal.plan
