@@ -65,6 +65,7 @@ USE_CASES: dict[str, tuple[list[str], UseCase]] = {
     ),
     "end_restore": (["admin on cluster"], lambda g, topic: g.end_restore("b", NEW)),
     "cluster_restore": (["admin on cluster"], lambda g, topic: g.cluster_restore()),
+    "page_restores": (["restore on cluster"], lambda g, topic: g.page_restores("", 10)),
     "set_topic_policies": (
         ["alter on /shop/orders"],
         lambda g, topic: g.set_topic_policies(ORDERS, PolicyValues()),
