@@ -929,7 +929,7 @@ BACKLOG_FILES_MAX: Final = 256
 BACKLOG_PASSED_OVER_MAX: Final = 8_192
 # Topics that are passed over may have news all the time: so often it is looked whether others have some.
 BACKLOG_LOOK_SECONDS: Final = 0.5
-# Declared gaps of one shard in such an answer, the newest: adjacent ones are merged, and a start makes at most one.
+# Declared gaps of one shard in such an answer, those that its table meets next: a start makes at most one.
 BACKLOG_GAPS_MAX: Final = 64
 # Shards that are looked at between two turns of the loop: below half a millisecond.
 BACKLOG_SLICE_SHARDS: Final = 512

@@ -146,7 +146,7 @@ class BacklogReader:
     async def _sum_skipped(self, skipped: Mapping[int, int]) -> PassedOver:
         rows = held_bytes = 0
         for number, topic_id in enumerate(skipped, 1):
-            rows += sum(_rows(self._freeze(shard)) for shard in self._shards_of(topic_id))
+            rows += sum(self._rows(shard.key, shard.floor, shard.synced) for shard in self._shards_of(topic_id))
             held_bytes += self._state.usage[topic_id].held_bytes if topic_id in self._state.usage else 0
             if not number % limits.BACKLOG_SLICE_SHARDS:
                 await _yield_to_loop()
@@ -160,7 +160,7 @@ class BacklogReader:
         messages = 0
         ages_us: list[int] = []
         for number, shard in enumerate(list(self._state.shards.values()), 1):
-            if shard.topic.has_table and shard.floor < shard.synced and (rows := _rows(self._freeze(shard))):
+            if shard.topic.has_table and (rows := self._rows(shard.key, shard.floor, shard.synced)):
                 messages += rows
                 ages_us.append(self._oldest_us(shard))
             if not number % limits.BACKLOG_SLICE_SHARDS:
@@ -171,7 +171,7 @@ class BacklogReader:
     def uncommitted_count(self, key: ShardKey) -> int:
         """The number of messages of one shard that are not in a table."""
         shard = self._state.shards.get(key)
-        return _rows(self._freeze(shard)) if shard is not None else 0
+        return self._rows(key, shard.floor, shard.synced) if shard is not None else 0
 
     # --- shards ---
 
@@ -215,21 +215,26 @@ class BacklogReader:
         return sum(shard.floor for shard in self._shards_of(topic_id))
 
     def _freeze(self, shard: Shard) -> ShardBacklog:
-        # Gaps below the floor are included: a retention moves the floor beyond the end of the table, and the pipeline,
-        # which continues at the end of the table, must know every gap in between.
-        gaps = [
-            (gap.start, min(gap.end, shard.synced))
-            for gap in self._state.gaps.get(shard.key, ())
-            if gap.start < shard.synced
-        ]
-        gaps = sorted(gaps)[-limits.BACKLOG_GAPS_MAX :]
+        gaps = _listed_gaps(self._gaps(shard.key, shard.synced), shard.floor)
         return ShardBacklog(shard.key.shard, shard.epoch, shard.floor, shard.synced, gaps)
+
+    def _gaps(self, key: ShardKey, synced: int) -> list[tuple[int, int]]:
+        """The declared gaps of a shard below `synced`, by rising offsets."""
+        gaps = self._state.gaps.get(key, ())
+        return sorted((gap.start, min(gap.end, synced)) for gap in gaps if gap.start < synced)
+
+    def _rows(self, key: ShardKey, committed: int, synced: int) -> int:
+        """The uncommitted messages of a shard: its offsets without those in gaps, also in gaps that are not listed."""
+        if committed >= synced:
+            return 0
+        gap_offsets = sum(max(0, end - max(start, committed)) for start, end in self._gaps(key, synced))
+        return synced - committed - gap_offsets
 
     def _topic_backlog(self, topic: TopicIdentity, oldest_us: int, collection: _Collection) -> TopicBacklog:
         frozen = collection.shards
         shards = [frozen[shard.key] for shard in self._shards_of(topic.id) if shard.key in frozen]
         oldest_us = min(oldest_us, collection.times.get(topic.id, oldest_us))
-        rows = sum(map(_rows, shards))
+        rows = sum(self._rows(ShardKey(topic.id, shard.shard), shard.committed, shard.synced) for shard in shards)
         return TopicBacklog(
             topic.id, topic.name, topic.incarnation, shards, rows, collection.bytes.get(topic.id, 0), oldest_us
         )
@@ -307,10 +312,25 @@ class BacklogReader:
         return None
 
 
-def _rows(shard: ShardBacklog) -> int:
-    """The uncommitted messages of a frozen shard: its offsets without those in gaps."""
-    gap_offsets = sum(max(0, end - max(start, shard.committed)) for start, end in shard.gaps)
-    return shard.synced - shard.committed - gap_offsets
+def _listed_gaps(gaps: list[tuple[int, int]], floor: int) -> list[tuple[int, int]]:
+    """The gaps that an answer lists. `gaps`: by rising offsets.
+
+    Gaps below the floor are included: a retention moves the floor beyond the end of the table, and the pipeline, which
+    continues at the end of the table, must know every gap in between. Where not all fit, adjacent ones are merged, and
+    those that the table meets next are listed: a round goes as far as they allow, and the next one lists what follows.
+    The newest ones would leave a hole before them, and the topic would never be written.
+    """
+    if len(gaps) <= limits.BACKLOG_GAPS_MAX:
+        return gaps
+    merged: list[tuple[int, int]] = []
+    for start, end in gaps:
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    passed = sum(end < floor for _, end in merged)
+    first = max(0, min(passed, len(merged) - limits.BACKLOG_GAPS_MAX))
+    return merged[first : first + limits.BACKLOG_GAPS_MAX]
 
 
 def _sealed_parts(file: FileSummary) -> Iterator[_ShardPart]:

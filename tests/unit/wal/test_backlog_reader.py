@@ -12,6 +12,7 @@ from icestream import limits
 from icestream.broker.pipeline_service import LogLocation, PipelineService
 from icestream.model import ShardKey, SyncMode, TopicIdentity
 from icestream.model.backlog_messages import BacklogFile, PassedOver, ShardBacklog
+from icestream.pipeline.topic_share import by_shard, shard_plans, share_of
 from icestream.wal import format as wire
 from icestream.wal.backlog_reader import BacklogSnapshot, Lag
 from icestream.wal.log_file import log_name, spill_name
@@ -194,6 +195,40 @@ async def test_a_gap_of_an_unclean_stop_is_reported_although_retention_went_beyo
     assert floor > reserved > 1
     (topic,) = (await check(machine, log)).topics
     assert topic.shards[0].gaps == [(0, 1), (1, reserved), (reserved, floor)]
+
+
+@pytest.mark.parametrize("is_retained", [True, False], ids=["all kept", "front removed"])
+async def test_a_topic_reaches_its_table_through_more_gaps_than_an_answer_lists(is_retained: bool) -> None:
+    """A start after kill -9 leaves a gap in `periodic` and `none`; here one lies between any two messages."""
+    count = 2 * limits.BACKLOG_GAPS_MAX + 10
+    machine = Machine(mode=SyncMode.PERIODIC)
+    offsets = []
+    for number in range(count):
+        log = await machine.start()
+        offsets.append(await publish(log, A, b"%d" % number))
+        await log.sync()
+        await machine.kill()
+    log = await machine.start()
+    if not is_retained:
+        log.retention_job.set_retention(1, 1, Retention(2))
+        await log.retention_job.step()
+        assert log.shard(*A).floor > offsets[limits.BACKLOG_GAPS_MAX]
+        offsets = [offset for offset in offsets if offset >= log.shard(*A).floor]
+    position, rounds, rows = 0, 0, []
+    while log.backlog.uncommitted_count(A):
+        backlog = await log.backlog.snapshot()
+        (topic,) = backlog.topics
+        assert topic.rows == len(offsets) - len(rows), "messages in gaps that are not listed are none"
+        assert len(topic.shards[0].gaps) <= limits.BACKLOG_GAPS_MAX
+        share = share_of(topic, {0: position}, by_shard(backlog.files))
+        assert not share.fault
+        (plan,) = shard_plans(topic, {0: position}, share.pieces)
+        rows += [piece.offsets.start for piece in share.pieces]
+        position = plan.end
+        await log.advance_floor({A: position})
+        rounds += 1
+    assert rows == offsets
+    assert rounds <= 4
 
 
 async def test_the_age_of_the_oldest_message_is_approximated() -> None:
