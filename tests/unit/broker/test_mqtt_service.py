@@ -44,7 +44,9 @@ async def all_rows(broker: Broker) -> list[bytes]:
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("version", [V3, V5])
-async def test_a_message_reaches_its_subscriber_and_is_one_row(broker: Broker, qos: int, version: object) -> None:
+async def test_r01_r10_a_message_reaches_its_subscriber_and_is_one_row_on_every_storage(
+    broker: Broker, qos: int, version: object
+) -> None:
     subscriber = await connected(broker, "s", version)  # type: ignore[arg-type]
     assert (await subscriber.subscribe("a/+", qos=2)).reason_codes == (2,)
     publisher = await connected(broker, "p", version)  # type: ignore[arg-type]
