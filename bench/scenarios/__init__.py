@@ -16,7 +16,7 @@ PARTS = {
     ),
     "broker": (
         "frames", "awaited", "delivery", "keyshared", "manytopics", "pyclient", "footprint", "danube", "mqtt",
-        "security",
+        "mqttsessions", "security",
     ),
     "lake": ("catalog",),
     "pipeline": (
