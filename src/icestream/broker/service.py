@@ -273,10 +273,10 @@ class Broker:
         policies say."""
 
         async def change() -> Deletion:
-            if self.mqtt.uses_topic(name):
+            if (topic := self.topics.find(name)) is not None and self.mqtt.uses_topic(topic):
                 raise errors.InvalidInput(
-                    f"topic {name} stores the messages of an MQTT route, and sessions read them",
-                    hint="take the route out of mqtt.replay and restart the broker first",
+                    f"topic {name} stores the messages of an MQTT route, or sessions are owed messages of it",
+                    hint="take the route out of mqtt.replay; `icestream mqtt sessions --lagging` lists what is behind",
                 )
             deletion = await self.topics.delete(name, table, rest)
             self.schemas.forget(name)
@@ -334,10 +334,11 @@ class Broker:
         """Creates a topic of a backup, with its subscriptions at their cursors; its table is adopted afterwards."""
 
         async def change() -> BrokerTopic:
-            if topic.is_in_place and self.mqtt.uses_topic(topic.name):
+            live = self.topics.find(topic.name) if topic.is_in_place else None
+            if live is not None and self.mqtt.uses_topic(live):
                 raise errors.InvalidInput(
-                    f"topic {topic.name} stores the messages of an MQTT route, and sessions read them by its id",
-                    hint="take the route out of mqtt.replay and restart the broker first, or use --as",
+                    f"topic {topic.name} stores the messages of an MQTT route, or sessions are owed messages of it",
+                    hint="take the route out of mqtt.replay first, or use --as",
                 )
             restored = await self.topics.restore(topic)
             self.schemas.forget(topic.name)

@@ -709,7 +709,7 @@ async def test_hazard_59_a_flood_of_takeovers_keeps_one_owner() -> None:
     client = await durable(broker)
     await client.subscribe("t", qos=1)
     seen: set[bytes] = set()
-    for number in range(50):
+    for number in range(1_000):
         await publisher.publish("t", b"%d" % number)
         older, client = client, await durable(broker)
         for message in [*older.deliveries(), *client.deliveries()]:
@@ -721,7 +721,7 @@ async def test_hazard_59_a_flood_of_takeovers_keeps_one_owner() -> None:
         client.received.clear()
     await quiet()
     seen |= {message.payload for message in client.deliveries()}
-    assert seen == {b"%d" % number for number in range(50)}
+    assert seen == {b"%d" % number for number in range(1_000)}
     assert len(broker.mqtt.clients) == 2
     await broker.shutdown()
 
@@ -837,6 +837,31 @@ async def test_a_topic_of_a_route_is_not_deleted_under_its_sessions() -> None:
     await (await connected(broker, "p")).publish("t", b"1")
     with pytest.raises(errors.InvalidInput, match="MQTT route"):
         await broker.delete_topic(MESSAGES)
+    await broker.shutdown()
+
+
+@pytest.mark.parametrize("is_in_flight", [False, True])
+async def test_hazard_64_a_topic_of_a_former_route_is_deleted_when_no_session_is_owed_its_messages(
+    is_in_flight: bool,
+) -> None:
+    machine = MqttMachine(mqtt=MqttOptions(shards=1))
+    broker = await machine.open_broker()
+    client = await durable(broker)
+    await client.subscribe("t", qos=1)
+    if not is_in_flight:
+        client.lose()
+    await (await connected(broker, "p")).publish("t", b"1")
+    if is_in_flight:
+        await client.message(ack=False)
+    await broker.mqtt.change_routes((ReplayRoute("#", 0, "/mqtt/other"),))
+    with pytest.raises(errors.InvalidInput, match="sessions are owed messages of it"):
+        await broker.delete_topic(MESSAGES)
+    again = await durable(broker)
+    assert (await again.message()).payload == b"1"
+    await machine.pass_time(limits.MQTT_BEAT_SECONDS)
+    await broker.delete_topic(MESSAGES)
+    await (await connected(broker, "p")).publish("t", b"2")
+    assert (await again.message()).payload == b"2"
     await broker.shutdown()
 
 

@@ -1192,9 +1192,19 @@ class MqttService:
         """Raises TopicElsewhere if another node serves MQTT: the sessions are there."""
         self._topics.check_mqtt_home()
 
-    def uses_topic(self, name: TopicName) -> bool:
+    def uses_topic(self, topic: BrokerTopic) -> bool:
         """True if a route stores messages in the topic, or sessions are owed messages of it."""
-        return self._is_open and any(target.topic.name == name for target in self.routes.targets)
+        if not self._is_open:
+            return False
+        keys = [key for key in self.feeds if key.topic_id == topic.record.id]
+        return any(target.topic.name == topic.name for target in self.routes.targets) or any(map(self._is_owed, keys))
+
+    def _is_owed(self, key: ShardKey) -> bool:
+        """True if a session has to read, or to send again, what a shard holds."""
+        in_flight = (record for state in self.log.table.sessions.values() for record in state.in_flight.records())
+        return self._is_owed_below(key, self.feeds[key].stream.visible) or any(
+            (record.topic_id, record.shard) == key for record in in_flight
+        )
 
     @property
     def sessions(self) -> Mapping[int, MqttSession]:
