@@ -2,9 +2,8 @@
 
     greedy     1,000 messages/s of QoS 1 on 10,000 topics and a client that follows them, without and with a durable
                session on `#` whose client is away: p99 of deliveries, and resident memory
-    many       100,000 durable sessions that are away and match nothing: memory and bytes of the log for each, CPU and
-               bytes while nothing happens, p99 of deliveries beside them, a start after kill -9, and how long a client
-               waits that comes back
+    many       100,000 durable sessions that are away and match nothing: memory for each, CPU while nothing happens, p99 of
+               deliveries beside them, a start after kill -9, and how long a client waits that comes back
 
 Latencies are those of deliveries, from the call of the publisher on, with syncs before the acks.
 """
@@ -38,12 +37,10 @@ class Steady(NamedTuple):
 
 
 class Many(NamedTuple):
-    """KiB and bytes written are of one session; CPU in per cent of a core; bytes/s while nothing happens."""
+    """KiB are of one session; CPU in per cent of a core, while nothing happens."""
 
     kib: float
-    written: float
     cpu: float
-    idle_bytes: float
     alone: Steady
     beside: Steady
     start_seconds: float
@@ -74,23 +71,20 @@ def many(path: Path, count: int, seconds: float) -> Many:
     with running(path, "always", **settings) as target:
         alone = steady(target, seconds)
         pids = process.family(target.pid)
-        mib, written = process.resident_mib(target.pid), process.written_bytes(pids)
+        mib = process.resident_mib(target.pid)
         clients("away", target, 0, count, "idle/{}/#")
         kib = 1024 * (process.resident_mib(target.pid) - mib) / count
-        own = (process.written_bytes(pids) - written) / count
         time.sleep(1)
-        began, cpu, written = time.monotonic(), process.thread_seconds(pids), process.written_bytes(pids)
+        began, cpu = time.monotonic(), process.thread_seconds(pids)
         time.sleep(seconds)
-        passed = time.monotonic() - began
-        share = 100 * (process.thread_seconds(pids) - cpu) / passed
-        idle_bytes = (process.written_bytes(pids) - written) / passed
+        share = 100 * (process.thread_seconds(pids) - cpu) / (time.monotonic() - began)
         beside = steady(target, seconds)
     began = time.monotonic()  # the broker was killed
     with running(path, "always", **settings) as target:
         clients("back", target, 0, 1)
         start = time.monotonic() - began
         back = clients("back", target, 1, BACK)
-    return Many(kib, own, share, idle_bytes, alone, beside, start, 1e3 * back["seconds"] / BACK, 1e3 * back["longest"])
+    return Many(kib, share, alone, beside, start, 1e3 * back["seconds"] / BACK, 1e3 * back["longest"])
 
 
 def measure(bench: Bench) -> list[Row]:
@@ -130,12 +124,10 @@ def _many(bench: Bench) -> list[Row]:
     what = f"{count:,} durable sessions that are away"
     return [
         Row(NAME, f"{what}: resident memory for each", Figure([run.kib for run in runs], " KiB")),
-        Row(NAME, f"{what}: bytes of the disk for each", Figure([run.written for run in runs], " B")),
         Row(
             NAME,
             f"{what}: share of a core while nothing happens",
             Figure([run.cpu for run in runs], " %"),
-            note=f"{Figure([run.idle_bytes for run in runs], ' B/s')} written meanwhile",
         ),
         _latency_row(f"beside {what}", [run.beside for run in runs], [run.alone for run in runs]),
         Row(
