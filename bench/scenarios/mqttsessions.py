@@ -2,8 +2,8 @@
 
     greedy     1,000 messages/s of QoS 1 on 10,000 topics and a client that follows them, without and with a durable
                session on `#` whose client is away: p99 of deliveries, and resident memory
-    many       100,000 durable sessions that are away and match nothing: memory for each, CPU while nothing happens, p99 of
-               deliveries beside them, a start after kill -9, and how long a client waits that comes back
+    many       100,000 durable sessions that are away and match nothing: memory for each, CPU while nothing happens,
+               p99 of deliveries beside them, a start after kill -9, and how long a client waits that comes back
 
 Latencies are those of deliveries, from the call of the publisher on, with syncs before the acks.
 """

@@ -1454,6 +1454,8 @@ MQTT_BATCH_ROWS: Final = 1_024
 MQTT_PARKED_OVERHEAD_BYTES: Final = 4 * KIB
 # How often the elapsed time and the marks of shards are written: a crash makes timers late by it, never early.
 MQTT_BEAT_SECONDS: Final = 10.0
+# Sessions that a beat looks at between two turns of the loop: less than a millisecond.
+MQTT_BEAT_SLICE: Final = 512
 # Marks are also written after so many rows: what a start after a crash looks at again, about half a second.
 MQTT_BEAT_ROWS: Final = 100_000
 # Beats without progress after which a session with room and a backlog counts as silent: longer than a read of a table

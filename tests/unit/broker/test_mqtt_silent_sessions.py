@@ -178,6 +178,41 @@ async def test_the_watchdog_restarts_a_session_that_does_not_read_its_backlog(
     await broker.shutdown()
 
 
+async def test_hazard_61_a_beat_does_nothing_for_sessions_that_are_away_and_gives_others_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "MQTT_BEAT_SLICE", 2)
+    machine = MqttMachine(mqtt=MqttOptions(shards=1, session_lag_bytes_max=10_000))
+    broker = await machine.open_broker()
+    for number in range(6):
+        client = await durable(broker, f"s{number}")
+        await client.subscribe("t", qos=1)
+        if number < 4:
+            client.lose()
+    await quiet()
+    turns: list[str] = []
+    watch, owed_bytes = MqttSession.watch, MqttSession.owed_bytes.fget
+
+    def watched(session: MqttSession) -> bool:
+        turns.append(f"watch {session.state.client_id}")
+        asyncio.get_running_loop().call_soon(turns.append, "others")
+        return watch(session)
+
+    def counted(session: MqttSession) -> int:
+        turns.append(f"count {session.state.client_id}")
+        asyncio.get_running_loop().call_soon(turns.append, "others")
+        return int(owed_bytes(session))  # type: ignore[misc]
+
+    monkeypatch.setattr(MqttSession, "watch", watched)
+    monkeypatch.setattr(MqttSession, "owed_bytes", property(counted))
+    await machine.pass_time(limits.MQTT_BEAT_SECONDS)
+    assert [turn for turn in turns if turn.startswith("watch")] == ["watch s4", "watch s5"]
+    counts = turns[turns.index("count s0") :]
+    assert counts[:3] == ["count s0", "count s1", "others"]
+    assert sum(turn.startswith("count") for turn in counts) == 6
+    await broker.shutdown()
+
+
 async def with_backlog_in_the_table(folder: Path, count: int) -> tuple[TieredMqttMachine, Broker]:
     """A durable session that is away, and messages for it that only the table has."""
     machine = TieredMqttMachine(folder)

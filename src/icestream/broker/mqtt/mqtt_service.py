@@ -21,7 +21,7 @@ import contextlib
 import heapq
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from icestream import errors, limits
 from icestream.broker.alarm import Alarm
@@ -82,6 +82,7 @@ _SESSIONS: Final = ShardKey(STATE_TOPIC_ID, 0)
 _RETAINED: Final = ShardKey(STATE_TOPIC_ID, 1)
 _BEAT_NS: Final = int(limits.MQTT_BEAT_SECONDS * 1e9)
 _log = get_logger("mqtt")
+Reader: TypeAlias = MqttSession | SharedGroup
 
 
 class TopicProvider(Protocol):
@@ -1110,12 +1111,12 @@ class MqttService:
                 is_timed = self._clock.monotonic_ns() >= due_ns
                 if is_timed:
                     due_ns = self._clock.monotonic_ns() + _BEAT_NS
-                    self._repair_silent()
+                    await self._repair_silent()
                 await self._write_marks()
                 if is_timed:
                     self.log.refresh(limits.SESSION_REFRESH_BYTES)
                     await self.log.release()
-                    self._end_lagging()
+                    await self._end_lagging()
             except errors.IcestreamError as error:
                 _log.warning("the state of MQTT sessions could not be written", error=str(error))
             except Exception as error:  # noqa: BLE001 (without beats the log is never released)
@@ -1155,16 +1156,15 @@ class MqttService:
         if is_stored or (table.marks and marks != table.marks):
             self.log.stage(changes.beat(table, self.elapsed_ms(), self._clock.wall_us(), marks))
 
-    def _end_lagging(self) -> None:
+    async def _end_lagging(self) -> None:
         """Ends sessions that are owed more bytes than they may be; a shared group loses its backlog (R15)."""
         bytes_max = self.options.session_lag_bytes_max
         if not bytes_max:
             return
-        readers: list[MqttSession | SharedGroup] = [*self._sessions.values(), *self._groups.values()]
-        for reader in readers:
-            if not reader.is_kept or (owed_bytes := reader.owed_bytes) <= bytes_max:
-                continue
+        async for reader in _in_slices([*self._sessions.values(), *self._groups.values()]):
             state = reader.state
+            if not reader.is_kept or (owed_bytes := reader.owed_bytes) <= bytes_max or state.is_ending:
+                continue
             metrics.MQTT_LAGGED.inc()
             metrics.MQTT_LOST.inc(reader.owed_messages)
             _log.warning(
@@ -1178,9 +1178,11 @@ class MqttService:
             self._end_connection(state.client_id, ReasonCode.QUOTA_EXCEEDED, "the session lagged too much")
             self._end(reader)
 
-    def _repair_silent(self) -> None:
-        """The watchdog: a session with room and a backlog that does not come on is started again (hazard 71)."""
-        for reader in [*self._sessions.values(), *self._groups.values()]:
+    async def _repair_silent(self) -> None:
+        """The watchdog: a session with room and a backlog that does not come on is started again (hazard 71). A session
+        that is away has no room: nothing is done for it."""
+        connected = [client.session for client in self._clients.values()]
+        async for reader in _in_slices([*connected, *self._groups.values()]):
             if reader.watch():
                 metrics.MQTT_REPAIRS.inc()
                 _log.error("a session with room did not read what it was owed", session=reader.state.id)
@@ -1221,6 +1223,14 @@ class MqttService:
     @property
     def is_open(self) -> bool:
         return self._is_open
+
+
+async def _in_slices(readers: Sequence[Reader]) -> AsyncIterator[Reader]:
+    """The readers; the loop has other turns in between, because a node may have 100,000 sessions (hazard 61)."""
+    for number, reader in enumerate(readers, 1):
+        yield reader
+        if not number % limits.MQTT_BEAT_SLICE:
+            await asyncio.sleep(0)
 
 
 def owner_of(access: AccessSession) -> rec.SessionOwner | None:

@@ -798,6 +798,7 @@ class MqttSession(SessionReader):
         """The client is connected; `window`: QoS 1 and 2 messages that may be in flight to it."""
         self._link = link
         self._window = window
+        self._progress, self._silent_beats_max = None, limits.MQTT_SILENT_BEATS
         self._online_from = {key: feed.position for key, feed in self._host.feeds.items()}
 
     def detach_link(self) -> None:
