@@ -569,7 +569,7 @@ class SharedModel(RuleBasedStateMachine):
             assert max(self.completed.values(), default=1) == 1
 
 
-def test_shared_groups_match_their_model() -> None:
+def test_hazard_68_shared_groups_match_their_model() -> None:
     chosen = settings(
         max_examples=max(10, settings.default.max_examples // 2),
         stateful_step_count=30,

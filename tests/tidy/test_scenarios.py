@@ -33,3 +33,13 @@ def test_every_requirement_of_durable_sessions_is_in_the_name_of_a_test() -> Non
     )
     numbers = {int(number) for name in names for number in re.findall(r"_r(\d\d)(?=_|$)", name)}
     assert set(range(1, 39)) <= numbers, sorted(set(range(1, 39)) - numbers)
+
+
+def test_r32_the_runs_of_performance_and_consistency_are_on_record() -> None:
+    """Every goal of `make bench ARGS="--only mqtt"` has a row, and every consistency run its date and outcome."""
+    page = read("docs/benchmarks.md")
+    section = page.partition("\n### MQTT\n")[2].partition("\n### ")[0]
+    for row in ("NATS", "mosquitto", "Redis", "pipelined", "500 clients", "awaited", "fan-out", "returns to", "idle"):
+        assert re.search(rf"^\|.*{row}", section, re.MULTILINE), row
+    for run in ("Paho", "hivemq-mqtt-client", "MQTT.js", "mosquitto", "kill -9"):
+        assert re.search(rf"^\| 20\d\d-\d\d-\d\d \|.*{re.escape(run)}", section, re.MULTILINE), run
