@@ -1389,6 +1389,8 @@ SESSION_RETRY_SECONDS: Final = 0.1
 SESSION_BLOCK_RECORDS: Final = 4_096
 # Sessions written again in one interval because they lie in old log files: less than a disk writes in 0.1 s.
 SESSION_REFRESH_BYTES: Final = 4 * MIB
+# Of these between two turns of the loop: about a millisecond.
+SESSION_REFRESH_SLICE: Final = 64
 # Retained messages of a node: about 500 bytes of memory each beside their bytes.
 RETAINED_VALUES_MAX: Final = 1_000_000
 RETAINED_BYTES_MAX: Final = 256 * MIB

@@ -27,7 +27,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, islice, takewhile
 from typing import NamedTuple
 
 from icestream import errors, limits
@@ -311,16 +311,18 @@ class SessionLog:
                 return
             bytes_max -= self._rewrite(session_id)
 
-    def refresh(self, bytes_max: int) -> None:
-        """Writes sessions again whose blocks lie in old log files, about `bytes_max` bytes. Raises Refused."""
-        if self._failure is not None:
-            return
+    async def refresh(self, bytes_max: int) -> None:
+        """Writes sessions again whose blocks lie in old log files, about `bytes_max` bytes, in slices between which the
+        loop has other turns. Raises Refused."""
         newest = self._storage.log_file_number
-        for session_id, base in list(self._bases.items()):
-            # Bases rise by offset: behind the first one in a recent file there is none in an old file.
-            if bytes_max <= 0 or base.file_number >= newest - 1:
+        # Bases rise by offset: behind the first one in a recent file there is none in an old file.
+        old = takewhile(lambda entry: entry[1].file_number < newest - 1, self._bases.items())
+        for number, session_id in enumerate([session_id for session_id, _ in old], 1):
+            if bytes_max <= 0 or self._failure is not None:
                 return
             bytes_max -= self._rewrite(session_id)
+            if not number % limits.SESSION_REFRESH_SLICE:
+                await asyncio.sleep(0)
 
     def _rewrite(self, session_id: int) -> int:
         """Appends a session, or the records of the node, whole; returns the bytes."""

@@ -1114,7 +1114,7 @@ class MqttService:
                     await self._repair_silent()
                 await self._write_marks()
                 if is_timed:
-                    self.log.refresh(limits.SESSION_REFRESH_BYTES)
+                    await self.log.refresh(limits.SESSION_REFRESH_BYTES)
                     await self.log.release()
                     await self._end_lagging()
             except errors.IcestreamError as error:
