@@ -78,7 +78,11 @@ def test_engines_read_backups_with_deleted_rows_as_the_table_was(history: Pipeli
     topic.sort("payload DESC")
     topic.call("expire_snapshots", f"older_than => {FAR}, retain_last => 1")
     for root in (copy, reference):
-        checked = icestream("backup", "verify", root["id"], "--to", str(target), "--deep", "--output", "json")
+        # A reference backup names files of the warehouse: the settings say which that is.
+        settings = ("--set", f"data_dir={history.data_dir}")
+        checked = icestream(
+            "backup", "verify", root["id"], "--to", str(target), *settings, "--deep", "--output", "json"
+        )  # fmt: skip
         assert (checked.code, checked.document) == (0, [])
         view = view_of(root, target)
         assert offsets_by_duckdb(view) == before

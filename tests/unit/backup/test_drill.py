@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 from prometheus_client import REGISTRY
 
 from icestream import errors
-from icestream.backup.backup_root import BackupRoot
 from icestream.backup.drill_report import (
     DrillKey,
     DrillReport,
@@ -58,8 +58,8 @@ def file_of(world: BackupWorld, name: str) -> Path:
     return Path(world.target.location(name).removeprefix("file:"))
 
 
-async def objects_of(world: BackupWorld, root: BackupRoot, role: str) -> list[str]:
-    return [row.path for row in await world.stored().rows_of(root.id) if row.role == role]
+def folders_in(folder: Path) -> set[Path]:
+    return {*folder.iterdir()}
 
 
 @pytest.mark.asyncio
@@ -84,25 +84,30 @@ async def test_a_drill_of_a_whole_backup_passes_and_leaves_nothing(tmp_path: Pat
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("role", ["data", "tail", "table-metadata", "metadata", "checkpoint"])
-@pytest.mark.parametrize("is_removed", [True, False])
-async def test_a_drill_of_a_damaged_backup_fails_and_names_the_object(
-    tmp_path: Path, role: str, *, is_removed: bool
-) -> None:
+async def test_a_drill_of_a_damaged_backup_fails_and_names_the_object(tmp_path: Path) -> None:
+    """Each object that a restore reads, removed once, and once with a flipped bit anywhere in it. Views and the
+    inventory are for engines: `verify` reads them."""
+    randomness = random.Random(21)
     async with backup_world(tmp_path) as world:
         await prepare(world)
         root = await world.back_up()
-        name = (await objects_of(world, root, role))[0]
-        file = file_of(world, name)
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
-        file.unlink()
-        if not is_removed:
+        rows = [row for row in await world.stored().rows_of(root.id) if row.role != "view"]
+        assert {row.role for row in rows} == {"data", "table-metadata", "tail", "metadata", "checkpoint"}
+        for row in rows:
+            file = file_of(world, row.path)
+            data = file.read_bytes()
+            for is_removed in (True, False):
+                changed = bytearray(data)
+                changed[randomness.randrange(len(data))] ^= 1 << randomness.randrange(8)
+                file.unlink(missing_ok=True)
+                if not is_removed:
+                    file.write_bytes(changed)
+                report = await drill_of(world).run(root.id)
+                assert report.outcome == "failed", (row, is_removed)
+                assert any(row.path in finding.text for finding in report.findings), (row, report.findings)
             file.write_bytes(data)
-        report = await drill_of(world).run(root.id)
-        assert report.outcome == "failed"
-        assert any(name in finding.text for finding in report.findings), report.findings
-        assert list((tmp_path / "scratch").iterdir()) == []
+        assert (await drill_of(world).run(root.id)).outcome == "passed"
+        assert folders_in(tmp_path / "scratch") == set()
 
 
 @pytest.mark.asyncio
@@ -345,10 +350,6 @@ async def test_a_drill_in_a_process_of_its_own_reports_into_the_target(tmp_path:
         assert drill.report is not None
         assert (drill.report.backup, drill.report.outcome, drill.signature) == (root.id, "passed", SignatureState.OWN)
         assert drill.report.messages == 10
-
-
-def folders_in(folder: Path) -> set[Path]:
-    return {*folder.iterdir()}
 
 
 @pytest.mark.asyncio
