@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from icestream import limits
+from icestream import errors, limits
 from icestream.model.shard import ShardKey
 from icestream.observability import metrics
 from icestream.runtime.clock import Clock
@@ -85,6 +85,7 @@ class FileLifecycle:
         self.quota: Callable[[], Quota] = lambda: Quota(2**63, 2**63)
         self.files: list[FileSummary] = recovered.files
         self.spills = SpillLog(recovered.spills)
+        self.retired_below = 0  # files with lower numbers are freed as soon as possible, and never become spares
         # Held while messages are copied to the spill log: a floor lowered meanwhile would lie below the copied range,
         # and the offsets between them would be hidden.
         self.spill_lock = asyncio.Lock()
@@ -433,7 +434,9 @@ class FileLifecycle:
             return len(self.warm.files)
         # Freed before producers are slowed down: a cache must never cost them throughput.
         needed_bytes = self.used_bytes + self._options.file_bytes - self.quota().slow_node_bytes
-        return self.warm.due_count(self._options.warm_ms, self._options.warm_bytes, needed_bytes)
+        due = self.warm.due_count(self._options.warm_ms, self._options.warm_bytes, needed_bytes)
+        retired = sum(1 for file in self.warm.files if file.number < self.retired_below)
+        return max(due, retired)  # warm files rise by their numbers
 
     async def _free_later(self) -> None:
         # Another task may have freed them all before the first step of this one.
@@ -516,9 +519,74 @@ class FileLifecycle:
     async def _recycle(self, names: list[str]) -> None:
         """Turns files into spares. After a disk error they stay; the next start sees them again and frees them."""
         try:
-            await self._offload.run(lambda: self._provisioner.recycle(names))
+            await self._offload.run(lambda: self._provisioner.recycle(names, self.retired_below))
         except OSError:
             metrics.WAL_MAINTENANCE_FAILURES.inc()
+
+    # --- retirement ---
+
+    async def zero_unused(self) -> None:
+        """Deletes spares, and zeroes the prepared file: their bytes may be those of former lives. Appends that need the
+        prepared file wait. No file is being prepared when this is called. Raises StorageUnavailable after a disk
+        error."""
+        unused = self._appender.next_file
+        # Zeroed and not deleted: a checkpoint may name it as the file that the next start must find (log_file.py).
+        self.preparing, self._appender.next_file = True, None
+        try:
+            await self._offload.run(self._provisioner.drop_spares)
+            if unused is not None:
+                file = self.handles[unused.number]
+                await self._offload.run(lambda: _zero_records(file))
+        except OSError as error:
+            metrics.WAL_MAINTENANCE_FAILURES.inc()
+            raise errors.StorageUnavailable(f"a log file cannot be zeroed: {error}", hint="look at the disk") from error
+        finally:
+            self.preparing, self._appender.next_file = False, unused
+            self._on_ready()
+
+    async def trim_retired(self) -> None:
+        """Cuts retired files that are still needed behind their footers, where former lives left bytes."""
+        retired = [file for file in self.files if file.number < self.retired_below]
+
+        def trim() -> None:
+            for summary in retired:
+                with contextlib.suppress(FileNotFoundError):  # freed meanwhile
+                    file = self._directory.open(log_file.log_name(summary.number))
+                    try:
+                        if file.size() > summary.size:
+                            file.truncate(summary.size)
+                            file.sync()
+                    finally:
+                        file.close()
+
+        await self._offload.run(trim)
+
+    def files_below(self, ends: Mapping[ShardKey, int]) -> list[int]:
+        """The numbers of files that have records of these shards below their ends."""
+        closed = [
+            file.number
+            for file in (*self.files, *self.spills.files, *self.spills.replaced)
+            for key, end in ends.items()
+            if (file_range := file.find(key)) is not None and file_range.first < end
+        ]
+        open_ = [
+            number
+            for number, index in self._appender.open_files()
+            for key, end in ends.items()
+            if key in index.shards and index.shards[key].first_offset < end
+        ]
+        return sorted({*closed, *open_})
+
+    def topics_that_need(self, number: int) -> list[str]:
+        """The names of topics above whose floors a file has records."""
+        needed = [
+            self.state.shard(key).topic.name
+            for file in self.files
+            if file.number == number
+            for key, file_range in file.ranges()
+            if file_range.end > self.log_floor(key)
+        ]
+        return sorted(set(needed))
 
     # --- end ---
 
@@ -555,6 +623,14 @@ class FileLifecycle:
         for file in self.handles.values():
             file.close()
         self.handles.clear()
+
+
+def _zero_records(file: File) -> None:
+    """Zeroes a file behind its first page, which says whose file it is."""
+    zeros, end = bytes(limits.ZERO_SLICE_BYTES), file.size()
+    for position in range(wire.RECORDS_START, end, len(zeros)):
+        file.write_at(position, zeros[: end - position])
+    file.sync()
 
 
 async def _join_slices(slices: Iterator[bytes]) -> bytes:

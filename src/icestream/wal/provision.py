@@ -113,13 +113,21 @@ class Provisioner:
         with contextlib.suppress(OSError):
             self._directory.remove(name)
 
-    def recycle(self, names: Iterable[str]) -> None:
-        """Frees log files: turns them into spares up to SPARE_BYTES_MAX and deletes the others."""
+    def drop_spares(self) -> None:
+        """Deletes all spare files, with what their former lives left in them. Raises OSError."""
+        for name in self.spares:
+            self._directory.remove(name)
+        self.spares.clear()
+        self._directory.sync()
+
+    def recycle(self, names: Iterable[str], retired_below: int = 0) -> None:
+        """Frees log files: turns them into spares up to SPARE_BYTES_MAX and deletes the others, and those with a number
+        below `retired_below`: their bytes must not stay on the disk."""
         spares: list[str] = []
         for name in names:
             number = log_file.log_number(name)
             assert number is not None
-            if self._is_worth_keeping(name, len(spares)):
+            if number >= retired_below and self._is_worth_keeping(name, len(spares)):
                 spare = log_file.spare_name(number)
                 self._directory.rename(name, spare)
                 spares.append(spare)

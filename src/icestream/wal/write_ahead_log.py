@@ -557,6 +557,33 @@ class WriteAheadLog:
         await self.lifecycle.checkpoint()
         await self.lifecycle.free_files()
 
+    async def retire_files(self, retired_below: int | None = None) -> int:
+        """Retires every file of the log: what is appended from now on goes to files without old bytes, and the others
+        are deleted as soon as nothing needs them, never made into spares. Returns the number below which files are
+        retired.
+
+        `retired_below`: of an earlier retirement, which a restart may have cut off; files above it stay as they are.
+        For an erasure (docs/adr/0121): power may fail at any step, and the retirement is then repeated.
+        """
+        self._check_open()
+        lifecycle = self.lifecycle
+        if retired_below is None:
+            # First: a file that is freed from here on does not become a spare.
+            retired_below = lifecycle.retired_below = lifecycle.next_number
+            while lifecycle.preparing:
+                await self._wait_until(lambda: not lifecycle.preparing)
+            await lifecycle.zero_unused()
+            if self.appender.file is not None and self.appender.file.number < retired_below:
+                # As at the end of a run: the next append begins the next file, and until then there is no open one.
+                self.appender.close()
+                self._submit_writes()
+                await self._wait_until(lambda: not self.appender.sealing())
+        else:
+            lifecycle.retired_below = max(lifecycle.retired_below, retired_below)
+        await lifecycle.trim_retired()
+        await lifecycle.free_due_files()
+        return retired_below
+
     async def _keep_spares(self) -> None:
         while True:
             await self.lifecycle.make_spares()
