@@ -1557,3 +1557,26 @@ ARCHIVE_INTERVAL_MS_MAX: Final = 3_600_000
 ARCHIVE_INTERVAL_MS_DEFAULT: Final = 5_000
 # The log that is held for an archive whose target is down: minutes at full speed, and a small part of a disk.
 ARCHIVE_HELD_BYTES_DEFAULT: Final = 1024 * MIB
+# --- erasure ----------------------------------------------------------------------------------------------------------
+# A list of some hundred keys; longer ones are several erasures.
+ERASURE_PREDICATE_BYTES_MAX: Final = 64 * KIB
+ERASURE_COMPARISONS_MAX: Final = 1_000
+# Recursion of the parser: no person nests deeper.
+ERASURE_PREDICATE_DEPTH_MAX: Final = 64
+# Decoded rows of one file in a task. Ingest writes files of 512 MiB at most, of which compaction makes none.
+ERASURE_TASK_BYTES: Final = 1024 * MIB
+# Files in one Spark job, and in one commit: between two of them a round of ingest finds a free core, and progress is
+# reported.
+ERASURE_STEP_FILES: Final = 16
+# How often the table may change under an erasure before it gives up.
+ERASURE_ATTEMPTS_MAX: Final = 20
+# How long an erasure waits until everything below its cut is committed.
+ERASURE_COMMIT_SECONDS: Final = 300.0
+# How long it waits for log files that others hold (readers, leases); then they are pending in its report.
+ERASURE_LOG_SECONDS: Final = 30.0
+# Ranges of erased offsets of a topic, in all its erasures together: some MiB in the side file and in readers' memory.
+ERASED_RANGES_MAX: Final = 4_000_000
+# Files, tags and the like that a report lists by name; it counts the others.
+ERASURE_LISTED_MAX: Final = 200
+# Reports of a topic in the metadata store; the oldest goes.
+ERASURE_REPORTS_MAX: Final = 16
