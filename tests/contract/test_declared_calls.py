@@ -28,6 +28,7 @@ from icestream.cli.output import columns_of
 from icestream.frontends.native.public_calls import CALLS
 from icestream.internal_api.admin_calls import AdminCalls
 from icestream.internal_api.cluster_calls import ClusterCalls
+from icestream.internal_api.erasure_calls import ErasureCalls
 from icestream.internal_api.implementation import implemented_calls
 from icestream.internal_api.mqtt_calls import MqttCalls
 from icestream.internal_api.security_calls import SecurityCalls
@@ -73,7 +74,7 @@ DECLARED = {
 def test_every_declared_call_is_implemented_once() -> None:
     local = [
         name
-        for group in (AdminCalls, ClusterCalls, SessionCalls, SecurityCalls, MqttCalls)
+        for group in (AdminCalls, ClusterCalls, SessionCalls, SecurityCalls, MqttCalls, ErasureCalls)
         for name in implemented_calls(group)
     ]
     assert sorted(local) == sorted(LOCAL_CALLS)

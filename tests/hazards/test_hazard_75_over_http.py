@@ -20,7 +20,7 @@ CHANGES = FileChanges([data_file("file:/warehouse/a.parquet", 0, 10)], [data_fil
     [
         (rewrite_claim(7, CHANGES, lease=LEASE - 1), (409, "CommitFailedException"), "pipeline epoch 4"),
         (rewrite_claim(7, CHANGES, topic_id=99), (409, "CommitFailedException"), "belongs to topic"),
-        (rewrite_claim(7, CHANGES, kind="erase"), (400, "IllegalArgumentException"), "unknown kind of job"),
+        (rewrite_claim(7, CHANGES, kind="sort"), (400, "IllegalArgumentException"), "unknown kind of job"),
         (rewrite_claim(7, CHANGES, replaced=[]), (400, "IllegalArgumentException"), "at least one"),
     ],
     ids=["late", "of another topic", "of an unknown kind", "of nothing"],

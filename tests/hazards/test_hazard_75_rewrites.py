@@ -234,7 +234,7 @@ def test_hazard_75_a_rewrite_that_differs_from_its_claim_is_refused(
 @pytest.mark.parametrize(
     ("requirement", "says"),
     [
-        ({"kind": "erase"}, "unknown kind of job"),
+        ({"kind": "sort"}, "unknown kind of job"),
         ({"replaced": []}, "at least one"),
         ({"added": ["x", "x"]}, "each file in 'added' once"),
         ({"replaced": ["a", new_name(1)]}, "both replaces and adds"),

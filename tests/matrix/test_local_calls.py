@@ -170,6 +170,8 @@ CALLS: dict[str, TriedCall] = {
     "backup_part": administration(errors.LeaseLost.code, id="absent", name="metadata", start=0),
     "backup_end": of_cluster("backup", id="absent"),
     "backup_options": of_cluster("backup"),
+    "begin_erasure": of_topic("delete,maintain", where="key = 'alice'"),
+    "erasure_state": of_topic("delete,maintain"),
     "archive_mark": administration(errors.Refused.code, next_lsn=0, revision=0),
     "archive_read": administration(errors.InvalidInput.code, lsn=10**9, end_lsn=10**9 + 1),
     "archive_changes": administration(after=0),

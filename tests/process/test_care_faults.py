@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from icestream.pipeline.driver.effects import CARE_EFFECTS, RETENTION_EFFECTS, VARIABLE, Effect
+from icestream.pipeline.driver.effects import CARE_EFFECTS, ERASURE_EFFECTS, RETENTION_EFFECTS, VARIABLE, Effect
 from tests.support.process_faults import FaultAction, FaultRun
 
 BEFORE, AFTER = True, False
-EFFECTS = sorted(CARE_EFFECTS - RETENTION_EFFECTS)
+EFFECTS = sorted(CARE_EFFECTS - RETENTION_EFFECTS - ERASURE_EFFECTS)
 ALWAYS = ((Effect.COMMIT_CARE, BEFORE, FaultAction.KILL_DRIVER),)
 
 

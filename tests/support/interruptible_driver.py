@@ -11,6 +11,7 @@ import asyncio
 import inspect
 from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from icestream.catalog.cleanup.files_in_use import FilesInUseScan
@@ -152,6 +153,7 @@ class InterruptibleDriver:
         store: Any = InterruptibleCalls(outside.store, life)
         broker: Any = InterruptibleCalls(outside.broker, life)
         offload: Any = InterruptibleCalls(InlineOffload(), life)
+        self.watched = SimpleNamespace(store=store, catalog=watched, files=files)  # for jobs that a test adds
         self.broker: Any = outside.broker
         self.effects = effects
         self.topics = TopicTableSet(books, watched, LearnedStructures(store), effects, clock, SystemRandomness(), {})

@@ -7,6 +7,7 @@ from typing import Any, Final
 from icestream.admin_api import (
     backup_api,
     cluster_api,
+    erasure_api,
     mqtt_api,
     namespace_api,
     node_api,
@@ -25,6 +26,7 @@ ADMIN_CALLS: Final[dict[str, AdminCall[Any, Any]]] = {
         subscription_api,
         node_api,
         cluster_api,
+        erasure_api,
         session_api,
         security_api,
         mqtt_api,

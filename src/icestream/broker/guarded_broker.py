@@ -328,6 +328,13 @@ class GuardedBroker:
         self._require(Action.DESCRIBE, topic_resource(name))
         return self._broker.topic(name)
 
+    def erasable_topic(self, name: TopicName) -> BrokerTopic:
+        """The topic, for a session that may erase messages of it. A dry run asks for the same: it tells whether a
+        person is in the topic."""
+        for action in (Action.DELETE, Action.MAINTAIN):
+            self._require(action, topic_resource(name))
+        return self._broker.topic(name)
+
     def find_topic(self, name: TopicName) -> BrokerTopic | None:
         """None also for a topic that may not be described."""
         return self._broker.find_topic(name) if self._is_allowed(Action.DESCRIBE, topic_resource(name)) else None

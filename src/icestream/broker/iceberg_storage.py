@@ -8,6 +8,7 @@ from functools import partial
 
 from icestream import errors
 from icestream.broker.cursor_store import CursorStore, open_subscription_stream
+from icestream.broker.erased_cuts import ErasedCuts
 from icestream.broker.read_ahead import ReadAhead
 from icestream.broker.retained_offsets import RetainedOffsets
 from icestream.broker.scan_requests import ScanRequests
@@ -60,6 +61,9 @@ class IcebergStorage:
         self.retained = RetainedOffsets(store, clock)
         self._tasks.start(self.cursors.run(), "cursors")
         self._tasks.start(self.retained.run(), "first kept offsets")
+        self.erased = ErasedCuts(store, clock)
+        self.erased.on_changed = self._drop_caches
+        self._tasks.start(self.erased.run(), "erased offsets")
 
     def _task_failed(self, error: BaseException) -> None:
         asyncio.get_running_loop().call_exception_handler(
@@ -81,7 +85,15 @@ class IcebergStorage:
             declared_gaps = partial(self.log.gaps, shard.key)
             table = TableTier(self.scan_requests, self._table_prefetch, topic.name, shard.key, declared_gaps)
         first = partial(self.retained.first, shard.key)
-        return TieredShardStream(self.log, shard, self._clock, self._read_ahead, table, first)
+        erased_below = partial(self.erased.below, shard.key)
+        return TieredShardStream(self.log, shard, self._clock, self._read_ahead, table, first, erased_below)
+
+    def _drop_caches(self, topic_id: int, cut: Mapping[int, int]) -> None:
+        """Forgets what memory holds of messages below the cut of an erasure, of which some are erased."""
+        for shard, end in cut.items():
+            self._read_ahead.drop(ShardKey(topic_id, shard), 0, end)
+        self._table_prefetch.clear()
+        self.log.tail.clear()
 
     async def declare_lost_offsets(self, topic: TopicIdentity, gaps: Sequence[DeclaredGap]) -> None:
         self.log.declare_topic(topic)
@@ -226,7 +238,7 @@ class IcebergStorage:
     async def shutdown(self) -> None:
         """Writes the cursors, then closes the log, also if the cursors cannot be written."""
         await self._tasks.stop()
-        self._table_prefetch.close()
+        self._table_prefetch.clear()
         self._read_ahead.clear()
         # Before the log closes: writing cursors syncs the log, so that the acks of the last messages count.
         try:

@@ -67,6 +67,8 @@ class PipelineService:
         self.certificate: Callable[[], str] = (
             str  # the digest of the certificate at the HTTP address, empty without TLS
         )
+        # The cut of the last erasure of a shard: its committed offset does not go below it.
+        self.erased_below: Callable[[ShardKey], int] = lambda key: 0
         self.on_report: Callable[[], None] | None = None  # called after each report of the driver
         self.on_committed: Callable[[], None] | None = None  # called after committed offsets have moved
 
@@ -189,7 +191,8 @@ class PipelineService:
 
     async def reopen(self, positions: Sequence[Position]) -> list[Position]:
         """Moves committed offsets back to where tables end after a rewind (hazard 21); returns where they are then."""
-        targets = self._local_positions(positions)
+        # Everything below the cut of an erasure stays committed: the log may still have erased messages there.
+        targets = {key: max(offset, self.erased_below(key)) for key, offset in self._local_positions(positions).items()}
         # Counted before the floors move: offsets that were planned before must not be applied from now on.
         self._reopenings += 1
         self._reopened.update(dict.fromkeys(targets, self._reopenings))

@@ -177,7 +177,7 @@ class TablePrefetch:
         self._prefetched.drop(position)
         return prefetch.reply
 
-    def close(self) -> None:
+    def clear(self) -> None:
         """Cancels the prefetches in flight and drops everything."""
         in_flight, self._in_flight = self._in_flight, {}
         for prefetch in in_flight.values():

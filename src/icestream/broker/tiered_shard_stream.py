@@ -5,7 +5,8 @@
     log      files of the write-ahead log            wal/reader.py
     table    rows of the topic's Iceberg table       table_tier.py
 
-Below the first kept offset no tier is read: what a retention has removed is a gap (retained_offsets.py).
+Below the first kept offset no tier is read: what a retention has removed is a gap (retained_offsets.py). Below the cut
+of an erasure the table alone is read: it reports erased messages as gaps (erased_cuts.py).
 
 Each read goes to the tier that has the offset at that moment. When a tier drops an offset, the next read of it goes to
 the tier below, so there is no handover between tiers that a reader could miss. Readers do not hold log files back
@@ -43,13 +44,16 @@ class TieredShardStream:
         read_ahead: ReadAhead,
         table: TableTier | None = None,
         first: Callable[[], int] = int,
+        erased_below: Callable[[], int] = int,
     ) -> None:
-        """`table`: None if the topic has no table. `first`: the first kept offset, which a retention raises."""
+        """`table`: None if the topic has no table. `first`: the first kept offset, which a retention raises.
+        `erased_below`: the cut of the last erasure, below which memory and log may hold erased messages."""
         self._log = log
         self._clock = clock
         self._read_ahead = read_ahead
         self._table = table
         self._first = first
+        self._erased_below = erased_below
         self.shard = shard
         self._last_read_ns: int | None = None
         self._followers: list[Callable[[], None]] = []
@@ -78,7 +82,7 @@ class TieredShardStream:
     # --- positions ---
 
     def log_start(self) -> int:
-        return max(self._log.reader.earliest(self.shard.key), self._first())
+        return max(self._log.reader.earliest(self.shard.key), self._first(), self._erased_below())
 
     def _is_all_in_log(self) -> bool:
         """True if everything below the start of the log is a declared gap, so the table need not be asked."""
@@ -112,7 +116,7 @@ class TieredShardStream:
     # --- reads ---
 
     def read_hot(self, offset: int, bytes_max: int) -> list[SectionRead]:
-        if offset < self._first():
+        if offset < self._first() or offset < self._erased_below():
             return []  # `read` reports what was removed
         sections = self._log.tail.read(self.shard.key, offset, self.shard.written, bytes_max)
         if sections:
@@ -175,6 +179,8 @@ class TieredShardStream:
 
     async def _read_log(self, offset: int, bytes_max: int) -> ShardRead | None:
         """Reads from the log; None if it no longer has the offset and the topic has a table. Raises PositionGone."""
+        if self._table is not None and offset < self._erased_below():
+            return None  # the log may hold erased messages; the table has the others
         start_ns = now_ns() if tracing.is_on else 0
         try:
             result = await self._log.reader.read(self.shard.key, offset, bytes_max)

@@ -13,6 +13,8 @@
     /catalog/requests/{idempotency key}              RequestRecord, with a time to live
     /catalog/purges/{table uuid}                     PurgeRecord: a dropped table whose files are to be removed
     /catalog/retained/{topic id}                     RetainedRecord: the first kept offsets of a topic; they only rise
+    /catalog/erased/{topic id}                       ErasedRecord (topic_rules/erase_claim.py): the erased offsets of a
+                                                     topic; they only become more
     /catalog/places                                  written again with each change that chooses where a table or a
                                                      namespace lies: its revision orders them (table_places.py)
     /holds/{table uuid}/{holder}                     HoldRecord: a backup needs snapshots of it (catalog_holds.py)
@@ -62,6 +64,7 @@ DETACHED: Final = f"{ROOT}parted/"
 FORMER: Final = f"{ROOT}former/"
 DELETED_TOPICS: Final = f"{ROOT}deleted_topics/"
 RETAINED: Final = f"{ROOT}retained/"
+ERASED: Final = f"{ROOT}erased/"
 RETIRED: Final = "/retired/"
 CONSUMERS: Final = "/consumers/"
 HOLDS: Final = "/holds/"
@@ -154,6 +157,10 @@ def foreign_table_key(topic_id: int) -> str:
 
 def retained_key(topic_id: int) -> str:
     return f"{RETAINED}{topic_id}"
+
+
+def erased_key(topic_id: int) -> str:
+    return f"{ERASED}{topic_id}"
 
 
 def consumers_key(topic_id: int) -> str:

@@ -60,10 +60,11 @@ class TopicBindings:
         ]
 
     async def plan_return_of_offsets(self, topic_id: int) -> list[Operation]:
-        """What a returning topic adds to its transaction: its first kept offsets stay for good again (hazard 86)."""
-        key = catalog_keys.retained_key(topic_id)
-        entry = await self._store.get(key)
-        return [] if entry is None else [Put(key, entry.value)]
+        """What a returning topic adds to its transaction: its first kept and erased offsets stay for good again
+        (hazards 80, 86)."""
+        keys = catalog_keys.retained_key(topic_id), catalog_keys.erased_key(topic_id)
+        entries = [(key, await self._store.get(key)) for key in keys]
+        return [Put(key, entry.value) for key, entry in entries if entry is not None]
 
     async def release_table(
         self, topic_id: int, end: DeletedTablePolicy, operations: Sequence[Operation] = (), grace_ms: int = 0
@@ -81,6 +82,8 @@ class TopicBindings:
             detached = await self.find_detached(topic_id)
             retained_key = catalog_keys.retained_key(topic_id)
             retained = await self._store.get(retained_key)
+            erased_key = catalog_keys.erased_key(topic_id)
+            erased = await self._store.get(erased_key)
             comparison: Compare = Absent(key)
             released: list[Operation] = [
                 Delete(catalog_keys.detached_key(topic_id)),
@@ -92,6 +95,9 @@ class TopicBindings:
                 PutWithTtl(retained_key, retained.value, grace_ms)
                 if retained is not None and grace_ms
                 else Delete(retained_key),
+                PutWithTtl(erased_key, erased.value, grace_ms)
+                if erased is not None and grace_ms
+                else Delete(erased_key),
                 Delete(catalog_keys.retention_key(topic_id)),
                 Delete(catalog_keys.consumers_key(topic_id)),
             ]

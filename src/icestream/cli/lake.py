@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from icestream import limits
-from icestream.cli import lake_care, lake_lag, lake_operations, lake_tables
+from icestream.cli import lake_care, lake_erase, lake_lag, lake_operations, lake_tables
 from icestream.cli.broker_connection import require_local_socket
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
@@ -27,6 +27,7 @@ app.command("history")(lake_tables.history)
 app.command("files")(lake_tables.files)
 app.command("health")(lake_care.health)
 app.command("maintain")(lake_care.maintain)
+app.command("erase")(lake_erase.erase)
 app.command("lag")(lake_lag.lag)
 app.command("commit-now")(lake_lag.commit_now)
 app.command("bind")(lake_operations.bind)

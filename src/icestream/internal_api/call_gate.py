@@ -79,6 +79,9 @@ PROCESS_CALLS: Final[Mapping[str, frozenset[str]]] = {
         "pipeline_consumed",
         "pipeline_state",
         "pipeline_name",
+        "pipeline_next_erasure",
+        "pipeline_report_erasure",
+        "pipeline_retire_log",
     },
 }
 # What a client needs on the cluster. Of the calls of processes it may make those that only show, and ask for a commit.

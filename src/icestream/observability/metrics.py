@@ -337,6 +337,7 @@ ARCHIVE_RELEASES = Counter(
     "icestream_archive_releases_total", "How often the log was no longer held for the archive: at a bound."
 )
 RETENTION_ROWS = Counter("icestream_retention_removed_messages_total", "Messages that a retention removed from tables.")
+ERASED_MESSAGES = Counter("icestream_erased_messages_total", "Messages that erasures removed from tables.")
 RETENTION_BYTES = Counter("icestream_retention_removed_bytes_total", "Bytes of data files that a retention removed.")
 RETENTION_UNCONSUMED = Counter(
     "icestream_retention_unconsumed_messages_total",

@@ -31,6 +31,7 @@ from icestream import errors
 from icestream.broker.archive_service import ArchiveService
 from icestream.broker.audit_log import AuditLog
 from icestream.broker.backup_service import BackupService
+from icestream.broker.erasure_service import ErasureService
 from icestream.broker.guarded_broker import BrokerDoor
 from icestream.broker.iceberg_storage import IcebergStorage
 from icestream.broker.memory_storage import MemoryStorage
@@ -178,9 +179,17 @@ class BrokerNode:
         self.backups = (
             BackupService(log, store, clock, storage.flush_cursors, mqtt.write_state) if log is not None else None
         )
+        # Of a single node with an embedded catalog: elsewhere a part of what is to be searched is out of reach.
+        can_erase = log is not None and cluster is None and settings.catalog_embedded
+        key_file = settings.data_dir / "erasure.key"
+        self.erasures = (
+            ErasureService(log, store, clock, key_file, settings.node.name) if log is not None and can_erase else None
+        )
         archive = settings.backup.archive
         held_bytes_max = archive.held_bytes_max if archive.enable else 0
         self.archive = ArchiveService(log, store, clock, held_bytes_max) if log is not None else None
+        if self.ingest is not None and isinstance(self.broker.storage, IcebergStorage):
+            self.ingest.erased_below = self.broker.storage.erased.below
         if self.ingest is not None:
             self.ingest.on_committed = self.broker.on_tables_committed
             self.ingest.certificate = self._http_certificate
@@ -249,6 +258,8 @@ class BrokerNode:
             if node.archive is not None:
                 # Before anything frees log files that are not archived yet.
                 await node.archive.start()
+            if node.erasures is not None:
+                await node.erasures.start()
             await node.broker.start()
             if node.deferred_table_checks is not None:
                 node.deferred_table_checks.start()
@@ -302,6 +313,7 @@ class BrokerNode:
             raise
         storage = IcebergStorage(log, store, SystemClock(), settings.broker.cursor_flush_ms, ScanRequests())
         await storage.retained.load()  # before the first reader
+        await storage.erased.load()
         node = cls(settings, store, storage, log, services, opened.cluster)
         node.deferred_table_checks = DeferredTableChecks(store, storage, stored.unread)
         return node

@@ -54,6 +54,7 @@ from icestream.pipeline.driver.metrics_port import metrics_listener
 from icestream.pipeline.driver.requested_care import RequestedCareJob
 from icestream.pipeline.driver.rewrite_commit import RewriteCommit
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
+from icestream.pipeline.erasure.erasure_job import ErasureJob, ErasureOptions, FileSearcher, watch_erasures
 from icestream.pipeline.file_cleanup.cleaner import FileCleaner
 from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
 from icestream.pipeline.file_cleanup.folder_survey import FolderSurvey
@@ -239,6 +240,29 @@ async def _open_driver(
         opens_tables=not lease_name,
     )
     jobs.add(requested)
+    if own_catalog is not None and not lease_name:
+        erasure_thread = ThreadOffload("erasure")
+        closing.callback(erasure_thread.close)
+        erasure = ErasureJob(
+            broker,
+            store,
+            catalog,
+            lease,
+            tables,
+            manifests,
+            compaction.table_files,
+            files,
+            commits,
+            jobs,
+            writer,
+            erasure_thread,
+            effects,
+            clock,
+            randomness,
+            ErasureOptions(storage, keys, delay_ms),
+        )
+        closing.push_async_callback(erasure.close)
+        jobs.add(erasure)
     if settings.backup.schedule.interval_ms:
         schedule = ScheduledBackups(settings, broker_call(link.call), catalog, files, clock, randomness, backup_threads)
         background.start(schedule.run(), "scheduled backups")
@@ -258,6 +282,13 @@ async def _open_driver(
         driver.wake()
 
     background.start(watch_maintenance(store, clock, accept), "maintenance requests")
+    if own_catalog is not None and not lease_name:
+
+        def ask() -> None:
+            erasure.ask()
+            driver.wake()
+
+        background.start(watch_erasures(store, clock, ask), "erasure requests")
     return driver, lease
 
 
@@ -268,7 +299,7 @@ def _task_keys(store: StoreOptions, clock: Clock, closing: contextlib.AsyncExitS
     return TaskKeys(store, role)
 
 
-class TaskWriter(RoundWriter, GroupWriter, Protocol):
+class TaskWriter(RoundWriter, GroupWriter, FileSearcher, Protocol):
     """Runs the tasks of every job of the driver."""
 
 

@@ -10,18 +10,20 @@ watch: only then is the end of the table certain.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 
 from icestream import errors, limits
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.catalog_records import BoundRecord, DetachedRecord
-from icestream.catalog.plans.commit_plans import first_kept
+from icestream.catalog.plans.commit_plans import erased_record, first_kept
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.metadata.entry import Entry
 from icestream.metadata.watch import Changes
+from icestream.model.erased_offsets import NOTHING_ERASED, ErasedOffsets, decode_erased
 from icestream.observability.log import get_logger
 from icestream.readers.snapshot_reader import CheckPaths, SnapshotReader
 from icestream.readers.table_views import BoundTopic, DetachedTopic, TableView
@@ -39,6 +41,8 @@ class EmbeddedTableViews:
         """`check`: of the paths that tables name (snapshot_reader.py)."""
         self._catalog = catalog
         self._snapshots = SnapshotReader(manifests, check)
+        self._files = manifests.table_files
+        self._erased_offsets: dict[int, tuple[str, ErasedOffsets]] = {}  # by topic id, with the checksum of the file
         self._marks = SnapshotMap(catalog.store)
         self._clock = clock
         self._views: dict[int, TableView] = {}  # by topic id
@@ -99,10 +103,38 @@ class EmbeddedTableViews:
         # After the table: a retention in between hides rows that the table still has. The other way round its rows
         # would be missing without a reason.
         first = first_kept(topic_id, await self._catalog.store.get(catalog_keys.retained_key(topic_id)))
-        if cached is not None and cached.record == loaded.record and cached.first_offsets == first:
+        erased = await self._erased(topic_id)
+        is_same = cached is not None and cached.first_offsets == first and cached.erased is erased
+        if cached is not None and is_same and cached.record == loaded.record:
             return cached  # same metadata file, so the same snapshot: its manifests need not be read again
         table = loaded.state.table
-        return TableView(identifier, loaded.record, table, await self._snapshots.current_files(table), first=first)
+        files = await self._snapshots.current_files(table)
+        return TableView(identifier, loaded.record, table, files, first=first, erased=erased)
+
+    async def _erased(self, topic_id: int) -> ErasedOffsets:
+        """The erased offsets of a topic, read again when an erasure has recorded others. Raises TableUnreadable for a
+        side file that is not the recorded one: without it a reader could not tell what is missing and why."""
+        record = erased_record(topic_id, await self._catalog.store.get(catalog_keys.erased_key(topic_id)))
+        if record is None:
+            self._erased_offsets.pop(topic_id, None)
+            return NOTHING_ERASED
+        cached = self._erased_offsets.get(topic_id)
+        if cached is not None and cached[0] == record.sha256:
+            return cached[1]
+        try:
+            data = await self._files.read(record.offsets)
+            if hashlib.sha256(data).hexdigest() != record.sha256:
+                raise errors.DecodeError("its checksum is not the recorded one")
+            erased = decode_erased(data)
+        except (errors.DecodeError, errors.MetadataFileMissing) as error:
+            raise errors.TableUnreadable(
+                f"the erased offsets of topic {topic_id} cannot be read from {record.offsets}: {error.message}",
+                hint="restore the file from a backup of the table's folder",
+            ) from None
+        while len(self._erased_offsets) >= limits.SCAN_VIEWS_MAX:
+            self._erased_offsets.pop(next(iter(self._erased_offsets)))
+        self._erased_offsets[topic_id] = record.sha256, erased
+        return erased
 
     def _cache(self, topic_id: int, key: str, view: TableView) -> None:
         while len(self._views) >= limits.SCAN_VIEWS_MAX:
@@ -162,6 +194,8 @@ class EmbeddedTableViews:
             self.forget(int(key.removeprefix(catalog_keys.TOPICS)))
         elif key.startswith(catalog_keys.RETAINED):
             self.forget(int(key.removeprefix(catalog_keys.RETAINED)))
+        elif key.startswith(catalog_keys.ERASED):
+            self.forget(int(key.removeprefix(catalog_keys.ERASED)))
 
 
 def _bound_topic(key: str, entry: Entry) -> BoundTopic:

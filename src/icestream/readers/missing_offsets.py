@@ -1,6 +1,7 @@
 """Explains why committed offsets have no row in the table, for gap events of readers and for `verify`. Pure.
 
 retention     the topic does not keep them: they lie below its first kept offset (hazard 86)
+erased        an erasure removed exactly these (hazard 81)
 removed       an engine removed rows, and the catalog recorded which (removals beside the pointer, hazard 21)
 taken over    between two runs of the shard: only the log of the previous owner had them, if at all (hazard 2)
 before        the table receives the messages of its topic from a later offset on
@@ -16,13 +17,17 @@ from typing import Final, NamedTuple
 from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.offset_run import OffsetRuns
 from icestream.catalog.topic_rules.removal import Removals
+from icestream.model.erased_offsets import NOTHING_ERASED, ErasedOffsets
 from icestream.model.shard import GapState
+
+ERASED_REASON: Final = "erased"
 
 
 class GapCause(StrEnum):
     """Why offsets have no row; the head of the module explains each."""
 
     RETENTION = "retention"
+    ERASED = "erased"
     REMOVED = "removed"
     TAKEN_OVER = "taken-over"
     BEFORE = "before"
@@ -31,6 +36,7 @@ class GapCause(StrEnum):
 
 GAP_STATES: Final = {
     GapCause.RETENTION: GapState.DROPPED,
+    GapCause.ERASED: GapState.DROPPED,
     GapCause.REMOVED: GapState.DROPPED,
     GapCause.TAKEN_OVER: GapState.PENDING,
     GapCause.BEFORE: GapState.LOST,
@@ -49,10 +55,31 @@ class ExplainedGap(NamedTuple):
 
 
 def explain(
-    start: int, end: int, shard: int, binding: Binding, removals: Removals, first: int = 0
+    start: int,
+    end: int,
+    shard: int,
+    binding: Binding,
+    removals: Removals,
+    first: int = 0,
+    erased: ErasedOffsets = NOTHING_ERASED,
 ) -> list[ExplainedGap]:
     """Splits the missing offsets [start, end) of a shard by cause. Exact explanations take precedence, the retention
-    before all others. `first`: the first kept offset of the shard."""
+    before all others, then erasures. `first`: the first kept offset of the shard."""
+    gaps: list[ExplainedGap] = []
+    position = start
+    # One pass: an erasure may have a hundred thousand ranges.
+    for low, high in erased.within(shard, max(start, first), end):
+        gaps += _explain_unerased(position, low, shard, binding, removals, first)
+        gaps.append(ExplainedGap(low, high, GapCause.ERASED, ERASED_REASON))
+        position = high
+    return gaps + _explain_unerased(position, end, shard, binding, removals, first)
+
+
+def _explain_unerased(
+    start: int, end: int, shard: int, binding: Binding, removals: Removals, first: int
+) -> list[ExplainedGap]:
+    if start >= end:
+        return []
     explanations = _explanations(shard, binding, removals)
     if first:
         explanations.insert(0, ExplainedGap(0, first, GapCause.RETENTION, "removed by the topic's retention"))
@@ -71,11 +98,17 @@ def explain(
 
 
 def recorded(
-    start: int, end: int, shard: int, binding: Binding, removals: Removals, first: int = 0
+    start: int,
+    end: int,
+    shard: int,
+    binding: Binding,
+    removals: Removals,
+    first: int = 0,
+    erased: ErasedOffsets = NOTHING_ERASED,
 ) -> list[ExplainedGap]:
     """Returns those of the offsets [start, end) that are missing by a record, whatever rows there are: for readers that
     do not look at all rows."""
-    gaps = explain(start, end, shard, binding, removals, first)
+    gaps = explain(start, end, shard, binding, removals, first, erased)
     return [gap for gap in gaps if gap.cause is not GapCause.UNEXPLAINED and gap.is_exact]
 
 

@@ -2,6 +2,7 @@
 
     order       offsets rise strictly. Duplicates and rows below the position are dropped and counted
     windows     one window of offsets is in memory at a time (offset_windows.py), whatever order the files are in
+    erased      rows that were erased are not returned, whatever files hold
     first       rows below the first kept offset are not read, whatever files hold: a retention has removed them
     gaps        committed offsets without a row are reported with the reason (missing_offsets.py)
     replanning  a missing file was compacted or expired: the scan is planned again, up to SCAN_PLANS_MAX times
@@ -276,7 +277,7 @@ class Scanner:
             for group in groups_by_precedence
         ]
         ranges = sorted((row_range for part in parts for row_range in part.ranges), key=lambda part: part.start)
-        rows = _deduplicate([part.rows for part in parts])
+        rows = _without_erased(_deduplicate([part.rows for part in parts]), view, shard, position, stop)
         return decoded_window(rows if filters is None else filters.select(rows), position, stop, ranges)
 
     def _count_skipped(
@@ -367,6 +368,23 @@ def _deduplicate(parts: list[Any]) -> Any:
     return rows.filter(pa.chunked_array([pa.array([True]), *is_new.chunks]))
 
 
+def _without_erased(rows: Any, view: TableView, shard: int, start: int, stop: int) -> Any:
+    """Returns the rows without those that were erased, whatever brought them back into a file (hazard 80)."""
+    erased = view.erased.within(shard, start, stop)
+    if not erased or not len(rows):
+        return rows
+    rows = rows.combine_chunks()
+    values = int64s(rows[OFFSET])
+    flags = bytearray(len(rows))
+    for low, high in erased:
+        first, last = bisect_left(values, low), bisect_left(values, high)
+        flags[first:last] = b"\x01" * (last - first)
+    if 1 not in flags:
+        return rows
+    is_erased = pa.Array.from_buffers(pa.uint8(), len(flags), [None, pa.py_buffer(flags)]).cast(pa.bool_())
+    return rows.filter(pc.invert(is_erased))
+
+
 def _overlapping(ranges: list[RowRange], start: int, end: int) -> list[RowRange]:
     """Returns the last ranges that share an offset with [start, end), as many as a response may have."""
     return [part for part in ranges if part.start < end and part.start + part.rows > start][
@@ -384,7 +402,8 @@ def _gaps(position: int, sections: list[ScanSection], stop: int) -> list[tuple[i
 def _missing(view: TableView, shard: int, gaps: list[tuple[int, int]]) -> list[MissingRange]:
     missing = []
     for start, end in gaps:
-        for gap in missing_offsets.explain(start, end, shard, view.binding, view.record.removals, view.first(shard)):
+        removals, first = view.record.removals, view.first(shard)
+        for gap in missing_offsets.explain(start, end, shard, view.binding, removals, first, view.erased):
             metrics.READ_MISSING.labels(gap.cause.value).inc(gap.end - gap.start)
             missing.append(MissingRange(gap.start, gap.end, missing_offsets.GAP_STATES[gap.cause], gap.reason))
     return missing
@@ -400,7 +419,9 @@ def _known_gaps(
     offsets = [offset for section in sections for offset in memoryview(section.offsets).cast("q")]
     recorded = [
         (gap.start, gap.end)
-        for gap in missing_offsets.recorded(start, end, shard, view.binding, view.record.removals, view.first(shard))
+        for gap in missing_offsets.recorded(
+            start, end, shard, view.binding, view.record.removals, view.first(shard), view.erased
+        )
         # A row is the better witness: a record may be older than an operation that brought rows back.
         if bisect_left(offsets, gap.start) == bisect_left(offsets, gap.end)
     ]

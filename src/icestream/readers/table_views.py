@@ -17,6 +17,7 @@ from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark
 from icestream.catalog.topic_rules.snapshot_progress import snapshot_progress
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.table_metadata import TableMetadata
+from icestream.model.erased_offsets import NOTHING_ERASED, ErasedOffsets
 from icestream.readers.data_files import ScanDataFile, SnapshotFiles, table_columns
 from icestream.readers.offset_windows import OffsetSpan, SpanIndex
 
@@ -39,9 +40,10 @@ class TableView:
         files: SnapshotFiles,
         mirror: Mapping[int, int] | None = None,
         first: Mapping[int, int] = MappingProxyType({}),
+        erased: ErasedOffsets = NOTHING_ERASED,
     ) -> None:
         """`mirror`: for a table in another catalog, the committed offsets in our own metadata store. `first`: the first
-        kept offsets, which a retention raises."""
+        kept offsets, which a retention raises. `erased`: what erasures removed."""
         self.identifier = identifier
         self.mirror = mirror
         self.record = record
@@ -49,6 +51,7 @@ class TableView:
         self.files = files
         self.columns = table_columns(table.current_schema, table.properties)
         self.first_offsets = first
+        self.erased = erased
         self._shard_files: dict[int, ShardFiles] = {}
 
     @property

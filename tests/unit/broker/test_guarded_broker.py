@@ -71,6 +71,10 @@ USE_CASES: dict[str, tuple[list[str], UseCase]] = {
         lambda g, topic: g.set_topic_policies(ORDERS, PolicyValues()),
     ),
     "change_topic_policies": (["alter on /shop/orders"], lambda g, topic: g.change_topic_policies(ORDERS, {})),
+    "erasable_topic": (
+        ["delete on /shop/orders", "maintain on /shop/orders"],
+        lambda g, topic: g.erasable_topic(ORDERS),
+    ),
     "open_producer": (["produce on /shop/orders"], lambda g, topic: g.open_producer(ORDERS, "p")),
     "open_producer, create": (
         ["produce on /shop/new", "create on /shop/new"],

@@ -116,7 +116,7 @@ async def test_readers_of_one_shard_do_not_evict_each_others_replies() -> None:
     prefetched = prefetch.take(KEY, 30, 1)
     assert prefetched is not None
     assert await prefetched == ScanResponse(1)
-    prefetch.close()
+    prefetch.clear()
 
 
 async def test_prefetch_at_a_position_is_started_once() -> None:
@@ -194,7 +194,7 @@ async def test_cached_replies_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPat
     ]
     assert [prefetch.take(ShardKey(number, 0), 10, 1) is not None for number in range(4)] == [False, False, True, True]
     assert prefetch.size_bytes == 200, "what was taken is not held here"
-    prefetch.close()
+    prefetch.clear()
     assert prefetch.size_bytes == 0
 
 
@@ -210,7 +210,7 @@ async def test_close_cancels_prefetches_in_flight() -> None:
 
     prefetch.start(KEY, 0, 1, hang())
     await asyncio.sleep(0)
-    prefetch.close()
+    prefetch.clear()
     async with asyncio.timeout(5):
         assert await ended.wait()
 
@@ -256,4 +256,4 @@ async def test_timer_evicts_expired_replies(monkeypatch: pytest.MonkeyPatch) -> 
     assert prefetch.take(KEY, 10, 1) is None
     prefetch.remember(KEY, 0, shard_read(0))
     assert prefetch.recent_from(KEY, 0) is not None
-    prefetch.close()
+    prefetch.clear()

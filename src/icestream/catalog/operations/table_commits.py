@@ -22,7 +22,7 @@ from icestream.catalog.operations.condemned_check import CondemnedCheck
 from icestream.catalog.operations.file_changes import FileChangesReader
 from icestream.catalog.operations.relation_lookup import RelationLookup
 from icestream.catalog.plans import commit_plans, namespace_plans, relation_plans
-from icestream.catalog.plans.commit_plans import PlannedChange, RetainedChange
+from icestream.catalog.plans.commit_plans import ErasedRecordChange, PlannedChange, RetainedChange
 from icestream.catalog.plans.planned_transaction import PLACES_CHANGED, PlannedTransaction
 from icestream.catalog.plans.snapshot_mark_plans import MarkWrites
 from icestream.catalog.snapshot_map import SnapshotMap
@@ -62,6 +62,7 @@ class LoadedState(NamedTuple):
     record: TableRecord
     state: TableState
     retained_entry: Entry | None = None  # of the topic's first kept offsets; read for a retention alone
+    erased_entry: Entry | None = None  # of the topic's erased offsets; read for an erasure alone
 
 
 class JudgedChange(NamedTuple):
@@ -119,7 +120,14 @@ class JudgedChange(NamedTuple):
         )
         entry, old_binding = (loaded.entry, loaded.record.binding) if loaded else (None, None)
         return PlannedChange(
-            self.identifier, entry, record, old_binding, decision.is_round, self.namespace, self._retained_change
+            self.identifier,
+            entry,
+            record,
+            old_binding,
+            decision.is_round,
+            self.namespace,
+            self._retained_change,
+            self._erased_change,
         )
 
     @property
@@ -129,6 +137,14 @@ class JudgedChange(NamedTuple):
         if loaded is None or decision.first is None or decision.binding is None:
             return None
         return RetainedChange(decision.binding.topic_id, decision.first, loaded.retained_entry, decision.consumers)
+
+    @property
+    def _erased_change(self) -> ErasedRecordChange | None:
+        """The change of the topic's erased offsets; None unless an erasure commits."""
+        loaded, decision = self.loaded, self.decision
+        if loaded is None or decision.erased is None or decision.binding is None:
+            return None
+        return ErasedRecordChange(decision.binding.topic_id, decision.erased, loaded.erased_entry)
 
 
 Commits = Mapping[Identifier, CommitRequest]
@@ -276,7 +292,9 @@ class TableCommits:
         else:
             loaded = await self._load_all(changed, entries)
         for identifier, table in loaded.items():
-            loaded[identifier] = await self._with_retained(table, commits[identifier])
+            loaded[identifier] = await self._with_erased(
+                await self._with_retained(table, commits[identifier]), commits[identifier]
+            )
         pairs = {
             identifier: (table.state, await self._with_file_changes(table.state, commits[identifier], lease_epoch))
             for identifier, table in loaded.items()
@@ -304,6 +322,15 @@ class TableCommits:
             consumers=0 if consumers is None else consumers.mod_revision,
         )
         return table._replace(state=state, retained_entry=entry)
+
+    async def _with_erased(self, table: LoadedState, commit: CommitRequest) -> LoadedState:
+        """Returns the table with the erased offsets of its topic, if the decision depends on them."""
+        topic_id = commit_rules.erased_topic(commit.requirements)
+        if topic_id is None:
+            return table
+        entry = await self._runner.store.get(catalog_keys.erased_key(topic_id))
+        state = table.state._replace(erased=commit_plans.erased_record(topic_id, entry))
+        return table._replace(state=state, erased_entry=entry)
 
     async def _with_file_changes(
         self, state: TableState, commit: CommitRequest, lease_epoch: int | None

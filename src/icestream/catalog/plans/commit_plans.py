@@ -26,6 +26,7 @@ from icestream.catalog.plans.planned_transaction import PlannedTransaction
 from icestream.catalog.plans.snapshot_mark_plans import MarkWrites
 from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.commit_rules import CommitDecision
+from icestream.catalog.topic_rules.erase_claim import ErasedRecord
 from icestream.catalog.topic_rules.rebinding import NO_FORMER_TABLE, FormerTable
 from icestream.iceberg import metadata_file
 from icestream.iceberg.identifier import Identifier, Namespace, join_levels
@@ -42,6 +43,14 @@ class RetainedChange(NamedTuple):
     consumers: int | None = None  # the consumer generation that must be in force; None: acks did not matter
 
 
+class ErasedRecordChange(NamedTuple):
+    """The erased offsets of a topic after an erasure."""
+
+    topic_id: int
+    record: ErasedRecord
+    before: Entry | None  # None: nothing was erased so far
+
+
 class PlannedChange(NamedTuple):
     """One table of a commit, judged, with its new metadata file on disk."""
 
@@ -52,6 +61,7 @@ class PlannedChange(NamedTuple):
     is_round: bool
     namespace: Entry | None = None  # of a table that is created
     retained: RetainedChange | None = None
+    erased: ErasedRecordChange | None = None
 
 
 def record_of(
@@ -157,6 +167,8 @@ def commit(
     for change in changes:
         if change.retained is not None:
             transaction = _with_retained(transaction, change.retained, now_ms)
+        if change.erased is not None:
+            transaction = _with_erased(transaction, change.erased)
     for writes in marks:
         transaction = transaction.with_more(writes.comparisons, writes.operations)
     if retired_files:
@@ -189,6 +201,19 @@ def _with_retained(transaction: PlannedTransaction, change: RetainedChange, now_
             cmd.AtRevision(consumers_key, change.consumers) if change.consumers else cmd.Absent(consumers_key)
         )
     return transaction.with_more(comparisons, [cmd.Put(key, catalog_records.encode(record))])
+
+
+def erased_record(topic_id: int, entry: Entry | None) -> ErasedRecord | None:
+    """Returns the record of the erased offsets of a topic. `entry`: at the topic's key; None: nothing was erased."""
+    return None if entry is None else catalog_records.decode(ErasedRecord, catalog_keys.erased_key(topic_id), entry)
+
+
+def _with_erased(transaction: PlannedTransaction, change: ErasedRecordChange) -> PlannedTransaction:
+    """Returns the transaction, which also records the erased offsets of a topic. In the same one: rows are missing from
+    the first moment on for a reason that every reader knows."""
+    key = catalog_keys.erased_key(change.topic_id)
+    unchanged = cmd.Absent(key) if change.before is None else cmd.AtRevision(key, change.before.mod_revision)
+    return transaction.with_more([unchanged], [cmd.Put(key, catalog_records.encode(change.record))])
 
 
 def _retire(record: TableRecord, files: Sequence[str], now_ms: int) -> cmd.Put:

@@ -6,7 +6,8 @@
 3. The updates are applied. Snapshot and properties of a round or rewrite get what the server writes
    (topic_properties.py).
 4. A round may only append to main. A rewrite may only replace files by others with the same rows (rewrite_check.py). A
-   retention may only remove files below the first kept offsets, which rise with it (retention_claim.py). A foreign
+   retention may only remove files below the first kept offsets, which rise with it (retention_claim.py). An erasure may
+   only leave out rows that the record of erased offsets counts with it (erase_claim.py). A foreign
    commit to a topic's table is checked by foreign_changes.py, and what it removes from main is recorded.
 
 In a transaction each table is judged by itself: repeats change nothing; a conflict refuses all tables and names those
@@ -24,8 +25,10 @@ from icestream.catalog.topic_rules import foreign_changes, topic_properties
 from icestream.catalog.topic_rules.binding import Binding, CommittedRound, with_rewrite
 from icestream.catalog.topic_rules.claim import CLAIM_TYPE, RoundClaim, read_claim
 from icestream.catalog.topic_rules.claim_check import Repeated, check_claim, check_driver, range_refused
+from icestream.catalog.topic_rules.erase_claim import EraseClaim, ErasedRecord, check_erase
+from icestream.catalog.topic_rules.job_claim import JobClaim, read_job
 from icestream.catalog.topic_rules.removal import Removals
-from icestream.catalog.topic_rules.retention_claim import RetentionClaim, check_retention, read_job
+from icestream.catalog.topic_rules.retention_claim import RetentionClaim, check_retention
 from icestream.catalog.topic_rules.rewrite import JOB_TYPE, RewriteClaim
 from icestream.catalog.topic_rules.rewrite_check import check_files
 from icestream.catalog.topic_rules.rewritten_rows import FileChanges
@@ -38,8 +41,9 @@ from icestream.iceberg.values import Object
 
 Name = TypeVar("Name", bound=Hashable)
 _PIPELINE_TYPES: Final = frozenset((CLAIM_TYPE, JOB_TYPE))
+_OPERATIONS: Final = {RewriteClaim: "replace", RetentionClaim: "delete", EraseClaim: "overwrite"}
 # By the operation of their snapshots.
-_SUBJECTS: Final = {"append": "a round", "replace": "a rewrite", "delete": "a retention"}
+_SUBJECTS: Final = {"append": "a round", "replace": "a rewrite", "delete": "a retention", "overwrite": "an erasure"}
 
 
 class TableState(NamedTuple):
@@ -51,6 +55,7 @@ class TableState(NamedTuple):
     removals: Removals = ()
     first: Mapping[int, int] = MappingProxyType({})  # the first kept offsets of the topic; read for a retention alone
     consumers: int = 0  # the consumer generation of the topic; read for a retention alone
+    erased: ErasedRecord | None = None  # the erased offsets of the topic; read for an erasure alone
 
 
 class CommitRequest(NamedTuple):
@@ -72,6 +77,7 @@ class CommitDecision(NamedTuple):
     is_round: bool = False  # a commit of the pipeline: it synced its files, and its lease is compared
     first: Mapping[int, int] | None = None  # of a retention: the first kept offsets after it
     consumers: int | None = None  # of a retention for which acks matter: the consumer generation that must be in force
+    erased: ErasedRecord | None = None  # of an erasure: the erased offsets of the topic after it
 
 
 def pipeline_claims(requirements: Iterable[Object]) -> list[Object]:
@@ -147,19 +153,27 @@ def reads_files(state: TableState, request: CommitRequest, lease_epoch: int | No
 
 def retained_topic(requirements: Iterable[Object]) -> int | None:
     """The id of the topic whose first kept offsets decide about a commit; None if it is no retention."""
-    jobs = [read_job(entry) for entry in requirements if requirement.kind(entry) == JOB_TYPE]
-    return next((job.topic_id for job in jobs if isinstance(job, RetentionClaim)), None)
+    return next((job.topic_id for job in _jobs(requirements) if isinstance(job, RetentionClaim)), None)
+
+
+def erased_topic(requirements: Iterable[Object]) -> int | None:
+    """The id of the topic whose erased offsets decide about a commit; None if it is no erasure."""
+    return next((job.topic_id for job in _jobs(requirements) if isinstance(job, EraseClaim)), None)
+
+
+def _jobs(requirements: Iterable[Object]) -> list[JobClaim]:
+    return [read_job(entry) for entry in requirements if requirement.kind(entry) == JOB_TYPE]
 
 
 def _judge_job(
     state: TableState,
-    claim: RewriteClaim | RetentionClaim,
+    claim: JobClaim,
     others: Sequence[Object],
     request: CommitRequest,
     lease_epoch: int | None,
     now_ms: int,
 ) -> CommitDecision:
-    """Decides about a rewrite or a retention. The committed offsets and the removals stay as they are."""
+    """Decides about a rewrite, a retention or an erasure. The committed offsets and the removals stay as they are."""
     if state.binding is None:
         raise _not_bound()
     if (repeated := check_driver(state.binding, claim, lease_epoch)) is not None:
@@ -169,14 +183,16 @@ def _judge_job(
     snapshot_id = _added_snapshot_id(request.updates)
     binding = with_rewrite(state.binding, claim.pipeline_epoch, CommittedRound(claim.round_id, snapshot_id, claim.sum))
     summary = topic_properties.job_summary(binding, state.removals, claim)
-    operation = "delete" if isinstance(claim, RetentionClaim) else "replace"
-    decision = _apply(state, binding, summary, operation, request.updates, now_ms)
+    decision = _apply(state, binding, summary, _OPERATIONS[type(claim)], request.updates, now_ms)
     # Last: `_apply` has made sure that the snapshot is built on main, and the changes are those from main to it.
     if request.file_changes is None:
         raise errors.InvalidInput("the commit of a job needs a manifest list in its snapshot and in the one before it")
     if isinstance(claim, RetentionClaim):
         first = check_retention(claim, request.file_changes, state.binding, state.first, state.consumers)
         return decision._replace(first=first, consumers=claim.consumers)
+    if isinstance(claim, EraseClaim):
+        erased = check_erase(claim, request.file_changes, state.binding, state.erased, now_ms)
+        return decision._replace(erased=erased)
     check_files(claim, request.file_changes, state.binding)
     return decision
 

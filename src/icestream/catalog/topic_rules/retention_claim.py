@@ -24,7 +24,7 @@ from icestream import errors, limits
 from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.claim import not_negative, read_lease, read_round_id
 from icestream.catalog.topic_rules.claim_check import range_refused
-from icestream.catalog.topic_rules.rewrite import JOB_TYPE, RewriteClaim, read_locations, read_rewrite
+from icestream.catalog.topic_rules.rewrite import JOB_TYPE, read_locations
 from icestream.catalog.topic_rules.rewritten_rows import DataFile, FileChanges
 from icestream.iceberg import values
 from icestream.iceberg.values import Object, short_repr
@@ -51,13 +51,6 @@ class RetentionClaim(NamedTuple):
         return crc32(repr((self.topic_id, RETENTION_KIND, sorted(self.first.items()), sorted(self.removed))).encode())
 
 
-def read_job(requirement: Object) -> RewriteClaim | RetentionClaim:
-    """The claim of a job, by its kind. Raises InvalidInput for a requirement that could not hold for any table."""
-    if values.text(requirement, "kind") == RETENTION_KIND:
-        return _read_retention(requirement)
-    return read_rewrite(requirement)
-
-
 def retention_requirement(claim: RetentionClaim, round_id: str) -> Object:
     """The requirement of a claim; `round_id` as text. The lease is added by the ledger that has one."""
     consumers = {} if claim.consumers is None else {"consumers": claim.consumers}
@@ -73,7 +66,8 @@ def retention_requirement(claim: RetentionClaim, round_id: str) -> Object:
     }
 
 
-def _read_retention(requirement: Object) -> RetentionClaim:
+def read_retention(requirement: Object) -> RetentionClaim:
+    """Raises InvalidInput for a requirement that could not hold for any table."""
     return RetentionClaim(
         read_round_id(values.text(requirement, "round-id")),
         values.long(requirement, "topic-id"),

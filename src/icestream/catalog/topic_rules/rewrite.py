@@ -6,8 +6,8 @@
      "replaced-rows": "1:21:<digest>", "deleted-rows": "1:1:<digest>", "added-rows": "1:20:<digest>",
      "lease": "<id of a node>"}
 
-kind        `rewrite`: the added files hold the rows of the replaced ones that no delete file deletes. The other kind is
-            retention_claim.py
+kind        `rewrite`: the added files hold the rows of the replaced ones that no delete file deletes. The other kinds
+            are in retention_claim.py and erase_claim.py
 replaced    data files that are live in the table before the commit, and in no later snapshot
 added       data files that are live after it. Their names carry `pipeline-epoch` (model/pipeline_file_name.py)
 sequence-number
@@ -51,6 +51,7 @@ class RewriteClaim(NamedTuple):
     sequence_number: int = 0
     deletes: frozenset[str] = frozenset()
     deleted_rows: RowDigest = RowDigest()
+    erased_rows: RowDigest = RowDigest()  # of an erasure (erase_claim.py)
 
     @property
     def sum(self) -> int:
@@ -63,11 +64,20 @@ def read_rewrite(requirement: Object) -> RewriteClaim:
     kind = values.text(requirement, "kind")
     if kind != REWRITE_KIND:
         raise errors.InvalidInput(
-            f"unknown kind of job: {short_repr(kind)}", hint="this catalog knows rewrite and retention"
+            f"unknown kind of job: {short_repr(kind)}", hint="this catalog knows rewrite, retention and erase"
         )
+    return read_replacement(requirement, added_min=1)
+
+
+def read_replacement(requirement: Object, added_min: int) -> RewriteClaim:
+    """The exchange of files that a rewrite or an erasure makes. `added_min`: so many files are added, unless delete
+    files are applied. Raises InvalidInput."""
     deletes = read_locations(requirement, "deletes", count_min=0)
     # A file whose rows are all deleted goes, and none comes.
-    replaced, added = read_locations(requirement, "replaced"), read_locations(requirement, "added", 0 if deletes else 1)
+    replaced, added = (
+        read_locations(requirement, "replaced"),
+        read_locations(requirement, "added", 0 if deletes else added_min),
+    )
     if common := replaced & added:
         raise errors.InvalidInput(f"a rewrite both replaces and adds {min(common)}")
     return RewriteClaim(

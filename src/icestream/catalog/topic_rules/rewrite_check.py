@@ -65,7 +65,7 @@ def check_files(claim: RewriteClaim, changes: FileChanges, binding: Binding | No
             raise _contradiction(
                 f"a rewrite under pipeline epoch {claim.pipeline_epoch} adds {location}, whose name says otherwise"
             )
-    check_same_rows(changes, claim.deletes)
+    check_same_rows(changes, claim.deletes, is_erasing=bool(claim.erased_rows.rows))
     _check_sequence_numbers(claim, changes)
     _check_digests(claim, changes)
 
@@ -88,10 +88,11 @@ def _check_digests(claim: RewriteClaim, changes: FileChanges) -> None:
     for digest, rows in ((claim.replaced_rows, replaced), (claim.added_rows, added)):
         if digest.rows != rows:
             raise _contradiction(f"a rewrite of {rows} rows has a digest of {digest.rows}")
-    if claim.replaced_rows.minus(claim.deleted_rows) != claim.added_rows:
+    if claim.replaced_rows.minus(claim.deleted_rows).minus(claim.erased_rows) != claim.added_rows:
+        erased = f" and {claim.erased_rows.text}" if claim.erased_rows.rows else ""
         raise _contradiction(
-            f"a rewrite changes rows: their digest was {claim.replaced_rows.text}, less {claim.deleted_rows.text}, and "
-            f"is {claim.added_rows.text}"
+            f"a rewrite changes rows: their digest was {claim.replaced_rows.text}, "
+            f"less {claim.deleted_rows.text}{erased}, and is {claim.added_rows.text}"
         )
     applied = [delete for delete in changes.deletes if delete.name in claim.deletes]
     # A delete by value states how many values it compares, not how many rows have them.

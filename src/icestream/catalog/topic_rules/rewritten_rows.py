@@ -183,16 +183,16 @@ def find_needed(changes: FileChanges) -> tuple[DeleteFile, DataFile] | None:
     return None
 
 
-def check_same_rows(changes: FileChanges, applied: Collection[str] = ()) -> None:
+def check_same_rows(changes: FileChanges, applied: Collection[str] = (), *, is_erasing: bool = False) -> None:
     """Raises Contradiction unless the added files hold, as far as their bounds tell, the rows of the removed ones.
-    `applied`: the names of the delete files whose rows are left out."""
+    `applied`: the names of the delete files whose rows are left out. `is_erasing`: any band may lose rows."""
     deletes = [delete for delete in changes.deletes if delete.name in applied]
     removed_rows, added_rows = _rows(changes.removed), _rows(changes.added)
-    if removed_rows != added_rows and not deletes:
+    if removed_rows != added_rows and not deletes and not is_erasing:
         raise _contradiction(f"a rewrite removes {removed_rows} rows and adds {added_rows}")
     for band in bands(changes):
         removed_rows, added_rows = _rows(band.removed), _rows(band.added)
-        if any(delete.may_apply_to(file) for delete in deletes for file in band.removed):
+        if is_erasing or any(delete.may_apply_to(file) for delete in deletes for file in band.removed):
             _check_fewer_rows(band)
             continue
         if removed_rows != added_rows:

@@ -4,6 +4,7 @@
     in the summary of each snapshot that a round made      topic-id, round, committed, added, removed
     in the summary of each snapshot that a rewrite made    topic-id, round, committed, removed
     in the summary of each snapshot of a retention         the same, and first: its first kept offsets
+    in the summary of each snapshot of an erasure          the same, and erased: the number of rows
 
 `committed` is JSON: per shard the first offset that is not in the table. `added`: per shard the offsets [start, end)
 that the round added. The summary tells what is missing if main is moved to the snapshot, and which rows are restored if
@@ -19,9 +20,10 @@ from typing import Final
 from icestream import errors
 from icestream.catalog.topic_rules import removal
 from icestream.catalog.topic_rules.binding import Binding
+from icestream.catalog.topic_rules.erase_claim import ERASED, EraseClaim
+from icestream.catalog.topic_rules.job_claim import JobClaim
 from icestream.catalog.topic_rules.removal import Ranges, Removals
 from icestream.catalog.topic_rules.retention_claim import FIRST, RetentionClaim
-from icestream.catalog.topic_rules.rewrite import RewriteClaim
 from icestream.iceberg import updates as update
 from icestream.iceberg import values
 from icestream.iceberg.values import Object
@@ -46,12 +48,16 @@ def summary(binding: Binding, added: Ranges, removals: Removals) -> dict[str, st
     return progress | removal.added_summary(added) | _round(binding)
 
 
-def job_summary(binding: Binding, removals: Removals, claim: RewriteClaim | RetentionClaim) -> dict[str, str]:
+def job_summary(binding: Binding, removals: Removals, claim: JobClaim) -> dict[str, str]:
     """The reserved part of the summary of the last job of this binding. It repeats the progress of the table: the
     rounds before it may expire, and then nothing else in the table's history would say which offsets it holds."""
     progress = removal.as_summary(binding.topic_id, binding.committed(), removals)
-    first_offsets = {FIRST: removal.as_text(dict(claim.first))} if isinstance(claim, RetentionClaim) else {}
-    return progress | first_offsets | {ROUND: str(uuid.UUID(bytes=binding.rewrites[-1].id))}
+    own: dict[str, str] = {}
+    if isinstance(claim, RetentionClaim):
+        own = {FIRST: removal.as_text(dict(claim.first))}
+    elif isinstance(claim, EraseClaim):
+        own = {ERASED: str(claim.rewrite.erased_rows.rows)}
+    return progress | own | {ROUND: str(uuid.UUID(bytes=binding.rewrites[-1].id))}
 
 
 def _round(binding: Binding) -> dict[str, str]:

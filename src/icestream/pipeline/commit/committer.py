@@ -304,7 +304,7 @@ class Committer:
             self._manifest_change(commit, spec_id) for spec_id in sorted({file.spec_id for file in commit.files})
         ]
         if commit.is_job and not changes:
-            # A retention, or a rewrite of files whose rows are all deleted.
+            # A retention, or a rewrite or erasure of files whose rows all go.
             changes = [
                 ManifestChange(layout, [])
                 for layout in rewrite_draft.layouts(table.table, table.manifests, self._manifests)
@@ -332,7 +332,7 @@ class Committer:
             self._tag_retention.bounded(table.history_ms),
             {**({JOB: commit.job} if commit.job else {}), **self._ledger.summary(commit)},
             commit.operation,
-            commit.sequence_number if commit.operation is Operation.REPLACE else None,
+            commit.sequence_number if commit.operation in (Operation.REPLACE, Operation.OVERWRITE) else None,
             delete_removals,
         )
         requirements = [*_requirements(table.table), *self._ledger.requirements(commit)]

@@ -21,6 +21,8 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from icestream.catalog.topic_rules.claim import CLAIM_TYPE
+from icestream.catalog.topic_rules.erase_claim import EraseClaim, erase_requirement
+from icestream.catalog.topic_rules.job_claim import JobClaim
 from icestream.catalog.topic_rules.operation_preview import ShardLog
 from icestream.catalog.topic_rules.retention_claim import RetentionClaim, retention_requirement
 from icestream.catalog.topic_rules.rewrite import JOB_TYPE, REWRITE_KIND, RewriteClaim
@@ -31,6 +33,17 @@ from icestream.model.task_messages import WrittenFile
 from icestream.pipeline.commit.snapshot_builder import Operation
 from icestream.pipeline.round_judgement import OffsetClaim
 from icestream.pipeline.tables.topic_table import TopicTable
+
+
+class ErasedChange(NamedTuple):
+    """The erased offsets of a topic after an erasure: their side file, and the cut below which they lie."""
+
+    location: str
+    sha256: str
+    offset_count: int
+    range_count: int
+    cut: Mapping[int, int]
+    rows: RowDigest  # of the rows that this erasure leaves out
 
 
 class TopicCommit(NamedTuple):
@@ -52,10 +65,11 @@ class TopicCommit(NamedTuple):
     sequence_number: int = 0  # of a rewrite: of the snapshot that it was planned on
     applied_deletes: frozenset[str] = frozenset()  # of a rewrite: names of delete files (`ManifestEntry.delete_name`)
     job: str = ""  # of a rewrite: its kind, for the summary of the snapshot
+    erased: ErasedChange | None = None  # of an erasure
 
     @property
     def is_job(self) -> bool:
-        """True for a commit that adds no offsets: a rewrite or a retention."""
+        """True for a commit that adds no offsets: a rewrite, a retention or an erasure."""
         return self.operation is not Operation.APPEND
 
     @property
@@ -130,21 +144,26 @@ def claim_requirement(commit: TopicCommit) -> Object:
     }
 
 
-def job_claim(commit: TopicCommit) -> RewriteClaim | RetentionClaim:
-    """The claim of a rewrite or a retention, as our own catalog reads it from the requirement."""
+def job_claim(commit: TopicCommit) -> JobClaim:
+    """The claim of a rewrite, a retention or an erasure, as our own catalog reads it from the requirement."""
     if commit.is_retention:
         removed = frozenset(commit.removed_files)
         return RetentionClaim(
             commit.round_id, commit.table.topic_id, commit.epoch, removed, commit.first, consumers=commit.consumers
         )
-    return rewrite_claim(commit)
+    rewrite, erased = rewrite_claim(commit), commit.erased
+    if erased is None:
+        return rewrite
+    return EraseClaim(rewrite, erased.location, erased.sha256, erased.offset_count, erased.range_count, erased.cut)
 
 
 def job_requirement(commit: TopicCommit) -> Object:
-    """The requirement by which our own catalog judges a rewrite or a retention."""
+    """The requirement by which our own catalog judges a rewrite, a retention or an erasure."""
     claim = job_claim(commit)
     if isinstance(claim, RetentionClaim):
         return retention_requirement(claim, str(uuid.UUID(bytes=claim.round_id)))
+    if isinstance(claim, EraseClaim):
+        return erase_requirement(claim, rewrite_requirement(commit))
     return rewrite_requirement(commit)
 
 
@@ -162,6 +181,7 @@ def rewrite_claim(commit: TopicCommit) -> RewriteClaim:
         sequence_number=commit.sequence_number,
         deletes=commit.applied_deletes,
         deleted_rows=commit.deleted_rows,
+        erased_rows=RowDigest() if commit.erased is None else commit.erased.rows,
     )
 
 

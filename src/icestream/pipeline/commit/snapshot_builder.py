@@ -8,6 +8,8 @@ from commit to commit, so that nothing is read while no other engine commits.
               The manifests of the removed files are rewritten with their entries as DELETED, and so are those of delete
               files that no file needs any more
     delete    removes files with their rows, in the same way: a retention
+    overwrite adds files and removes others of which they hold some rows: an erasure. The entries of the removed files
+              are left out, not kept as DELETED: their bounds could hold an erased key (hazard 97)
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class Operation(StrEnum):
     APPEND = "append"
     REPLACE = "replace"
     DELETE = "delete"
+    OVERWRITE = "overwrite"
 
 
 class ManifestChange(NamedTuple):
@@ -126,12 +129,11 @@ def build_snapshot(
             else:
                 live.append(entry)
         location = f"{folder}/{manifest_name(epoch, name, number)}"
-        chunks = avro.encode_file(change.layout.header, [entry.encode() for entry in (*live, *deleted)], token)
+        written = live if operation is Operation.OVERWRITE else [*live, *deleted]
+        chunks = avro.encode_file(change.layout.header, [entry.encode() for entry in written], token)
         files.append(NewFile(location, chunks))
         length = sum(map(len, chunks))
-        new_manifests.append(
-            new_manifest_file(change.layout, location, length, [*live, *deleted], snapshot_id, sequence_number)
-        )
+        new_manifests.append(new_manifest_file(change.layout, location, length, written, snapshot_id, sequence_number))
         live_entries[location] = [entry.with_sequence_number(sequence_number) for entry in live]
         deleted_entries += deleted
     _check_operation(operation, changes, deleted_entries)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
@@ -395,10 +395,10 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         if plan.results is not None:
             return plan.results
         epoch = self._lease.check()
-        jobs = [_group_job(number, entry, epoch, self._options.storage) for number, entry in _numbered(plan)]
+        jobs = [group_job(number, entry, epoch, self._options.storage) for number, entry in _numbered(plan)]
 
         async def write() -> list[bytes]:
-            targets = await self._options.keys.narrow_all(map(_task_files, jobs))
+            targets = await self._options.keys.narrow_all(map(task_files, jobs))
             messages = [
                 encode(msgspec.structs.replace(job, target=target)) for job, target in zip(jobs, targets, strict=True)
             ]
@@ -484,7 +484,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
                 break
             table = current
             current_files = await self.table_files(table)
-            still_planned = [result for result in results if _is_as_planned(result, planned, current_files)]
+            still_planned = [result for result in results if is_as_planned(result.replaced, planned, current_files)]
             metrics.PIPELINE_COMPACTION_GROUPS.labels("overtaken").inc(len(results) - len(still_planned))
             results = still_planned
             if not results:
@@ -538,7 +538,7 @@ def _planned_group(entry: TableGroup) -> PlannedGroup:
     return PlannedGroup(str(entry.table.identifier), len(entry.group.files), entry.group.bytes, rows)
 
 
-def _group_job(number: int, entry: TableGroup, epoch: int, storage: Mapping[str, Any]) -> GroupJob:
+def group_job(number: int, entry: TableGroup, epoch: int, storage: Mapping[str, Any]) -> GroupJob:
     table = entry.table
     # Files may have columns of MQTT topics whatever the policy says by now: the schema decides.
     mqtt = MqttTarget(table.topic)
@@ -552,7 +552,7 @@ def _group_job(number: int, entry: TableGroup, epoch: int, storage: Mapping[str,
     return GroupJob(number, table.topic_id, target, list(entry.group.partition), files, deletes)
 
 
-def _task_files(job: GroupJob) -> TaskFiles:
+def task_files(job: GroupJob) -> TaskFiles:
     return TaskFiles(job.target, [*(file.location for file in job.files), *(delete.path for delete in job.deletes)])
 
 
@@ -568,21 +568,21 @@ def _delete_input(delete: ScanDeleteFile) -> DeleteInput:
     )
 
 
-def _applicable_deletes(results: Sequence[GroupResult], planned: PlannedFiles) -> frozenset[str]:
-    """Names of the delete files that may apply to the replaced files of some results."""
-    replaced = {location for result in results for location in result.replaced}
-    return frozenset(name for file in planned.files if file.location in replaced for name in file.deletes)
+def applicable_deletes(replaced: Collection[str], planned: PlannedFiles) -> frozenset[str]:
+    """Names of the delete files that may apply to replaced files."""
+    locations = set(replaced)
+    return frozenset(name for file in planned.files if file.location in locations for name in file.deletes)
 
 
-def _is_as_planned(result: GroupResult, planned: PlannedFiles, current: PlannedFiles) -> bool:
-    """Whether the replaced files of a result are still live, and neither lost nor got a delete that it has to apply."""
+def is_as_planned(replaced: Collection[str], planned: PlannedFiles, current: PlannedFiles) -> bool:
+    """Whether replaced files are still live, and neither lost nor got a delete that their rewrite has to apply."""
     live = {file.location: file for file in current.files}
-    if not live.keys() >= set(result.replaced):
+    if not live.keys() >= set(replaced):
         return False
-    applied = _applicable_deletes([result], planned)
+    applied = applicable_deletes(replaced, planned)
     present = {
         name
-        for location in result.replaced
+        for location in replaced
         for name in live[location].deletes
         if current.is_applied(name, planned.sequence_number)
     }
@@ -599,7 +599,7 @@ def _rewrite(table: TopicTable, planned: PlannedFiles, results: Sequence[GroupRe
         NAME,
         planned.sequence_number,
         sum_of(parse_digest(result.deleted_rows) for result in results),
-        _applicable_deletes(results, planned),
+        applicable_deletes([location for result in results for location in result.replaced], planned),
     )
 
 

@@ -81,11 +81,11 @@ def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> G
     if len(inputs.locations) < min(2, len(job.files)):
         return GroupResult(job.number, reason="too few of its files fit the memory of a task")
     files, locations = [], []
-    parts = list(_sized(_by_offset(inputs.rows), job.target.target_bytes)) if inputs.rows.num_rows else []
+    parts = list(_sized(by_offset(inputs.rows), job.target.target_bytes)) if inputs.rows.num_rows else []
     if len(parts) >= len(inputs.locations) and not inputs.deleted.rows:
         return GroupResult(job.number, reason="it would be as many files as before", read_bytes=inputs.bytes)
     for rows in parts:
-        file, data = _encode(job, layout, rows, name)
+        file, data = encode_group(job, layout, rows, name)
         store.put(file.location, data)
         files.append(file)
         locations.append(file.location)
@@ -93,7 +93,7 @@ def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> G
         return GroupResult(job.number, reason=next(iter(failures.values())), read_bytes=inputs.bytes)
     # The digest is of the files as they are read back, not of the rows that were to be written: a fault of encoder or
     # store makes it differ from that of the inputs, and the catalog refuses the rewrite (ADR 64).
-    added = sum_of(_stored_digest(store.read(location)) for location in locations)
+    added = sum_of(stored_digest(store.read(location)) for location in locations)
     return GroupResult(
         job.number,
         inputs.locations,
@@ -105,10 +105,10 @@ def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> G
     )
 
 
-def _stored_digest(data: bytes) -> RowDigest:
+def stored_digest(data: bytes) -> RowDigest:
     """The digest of the rows of a file, as a reader finds them."""
     with pa.BufferReader(data) as source:
-        return digest_of(_decode(source, pq.read_metadata(source)))
+        return digest_of(decode_rows(source, pq.read_metadata(source)))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def _stored_digest(data: bytes) -> RowDigest:
 def _read_inputs(job: GroupJob, layout: ParquetLayout, store: FileStore) -> _Inputs:
     """Reads the first files of the group, as many as fit. Raises TableUnreadable for one that is not understood."""
     tables, locations, digests, deleted = [], [], [], []
-    row_deletes = _row_deletes(store)
+    row_deletes = row_deletes_in(store)
     decoded_bytes = read_bytes = 0
     for file in job.files:
         data = store.read(file.location)
@@ -129,7 +129,7 @@ def _read_inputs(job: GroupJob, layout: ParquetLayout, store: FileStore) -> _Inp
             if decoded_bytes > job.memory_bytes:
                 break
             check_understood(file.location, metadata, layout)
-            rows = _decode(source, metadata)
+            rows = decode_rows(source, metadata)
         digest = digest_of(rows)
         stored = (metadata.metadata or {}).get(FOOTER_KEY)
         if digest.rows != file.rows or (stored is not None and parse_digest(stored.decode()) != digest):
@@ -137,7 +137,7 @@ def _read_inputs(job: GroupJob, layout: ParquetLayout, store: FileStore) -> _Inp
                 f"{file.location} does not have the rows that its footer states",
                 hint="`icestream verify --deep` checks the table; the file stays as it is",
             )
-        live, deleted_rows = split_deleted(rows, _deletes_of(job, file, row_deletes, layout))
+        live, deleted_rows = split_deleted(rows, deletes_of(job, file, row_deletes, layout))
         tables.append(live)
         locations.append(file.location)
         digests.append(digest)
@@ -146,14 +146,14 @@ def _read_inputs(job: GroupJob, layout: ParquetLayout, store: FileStore) -> _Inp
     return _Inputs(rows, locations, sum_of(digests), sum_of(deleted), read_bytes)
 
 
-def _row_deletes(store: FileStore) -> RowDeletes:
+def row_deletes_in(store: FileStore) -> RowDeletes:
     def open_file(location: str) -> Any:
         return pa.BufferReader(store.read(location))
 
     return RowDeletes(open_file, lambda name: FORMATS[name](open_file) if name in FORMATS else None)
 
 
-def _deletes_of(job: GroupJob, file: InputFile, row_deletes: RowDeletes, layout: ParquetLayout) -> Deletes:
+def deletes_of(job: GroupJob, file: InputFile, row_deletes: RowDeletes, layout: ParquetLayout) -> Deletes:
     """Returns what is deleted from a file. Raises TableUnreadable for a delete file that cannot be applied."""
     deletes = tuple(
         ScanDeleteFile(
@@ -173,7 +173,7 @@ def _deletes_of(job: GroupJob, file: InputFile, row_deletes: RowDeletes, layout:
     return row_deletes.of(ScanDataFile(file.location, "parquet", file.rows, 0, 0), deletes, columns)
 
 
-def _decode(source: Any, metadata: Any) -> Any:
+def decode_rows(source: Any, metadata: Any) -> Any:
     """Returns all rows of a file; text that repeats stays dictionary-encoded, and takes little memory."""
     repeated = [name for name in metadata.schema.names if name in REPEATED]
     with pq.ParquetFile(source, metadata=metadata, read_dictionary=repeated, pre_buffer=False) as parquet:
@@ -203,7 +203,7 @@ def _is_same(type_: Any, expected: Any) -> bool:
 # --- order and writing ------------------------------------------------------------------------------------------------
 
 
-def _by_offset(rows: Any) -> Any:
+def by_offset(rows: Any) -> Any:
     shard, offset = (rows.column(name).to_numpy() for name in ("shard", "offset"))
     order = np.lexsort((offset, shard))
     rows = rows.unify_dictionaries().combine_chunks()
@@ -220,7 +220,7 @@ def _sized(rows: Any, target_bytes: int) -> Iterator[Any]:
         yield rows.slice(start, size)
 
 
-def _encode(job: GroupJob, layout: ParquetLayout, rows: Any, name: Callable[[], str]) -> tuple[WrittenFile, Any]:
+def encode_group(job: GroupJob, layout: ParquetLayout, rows: Any, name: Callable[[], str]) -> tuple[WrittenFile, Any]:
     """Encodes one file of sorted rows, with its manifest entry."""
     target = job.target
     digest = digest_of(rows).text

@@ -5,13 +5,14 @@ While the broker is away the driver waits: nothing of a round is lost by that, a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from icestream import errors, limits
 from icestream.model.backlog_messages import Backlog, ConsumedOffsets, decode_backlog
+from icestream.model.erasure_messages import ErasureProgress, ErasureRequest
 from icestream.rpc import document
 from icestream.rpc.link_keeper import LinkKeeper
 
@@ -75,6 +76,28 @@ class BrokerClient:
         except msgspec.ValidationError as error:
             raise errors.DecodeError(f"pipeline_consumed: {error}") from None
         return {consumed.topic_id: consumed for consumed in topics}
+
+    async def next_erasure(self) -> ErasureRequest | None:
+        data = (await self._keeper.call("pipeline_next_erasure", {})).get("request")
+        if data is None:
+            return None
+        try:
+            return msgspec.msgpack.decode(data, type=ErasureRequest)
+        except (msgspec.MsgspecError, TypeError) as error:
+            raise errors.DecodeError(f"pipeline_next_erasure: {error}") from None
+
+    async def report_erasure(self, progress: ErasureProgress) -> bool:
+        arguments = {"progress": msgspec.msgpack.encode(progress)}
+        return bool((await self._keeper.call("pipeline_report_erasure", arguments)).get("is_known"))
+
+    async def retire_log(self, topic_id: int, cut: Mapping[int, int], *, is_check: bool) -> list[str]:
+        ends = {str(shard): end for shard, end in cut.items()}  # keys of documents are text
+        arguments = {"topic_id": topic_id, "cut": ends, "is_check": is_check}
+        answer = await self._keeper.call("pipeline_retire_log", arguments)
+        try:
+            return msgspec.convert(answer.get("left"), list[str])
+        except msgspec.ValidationError as error:
+            raise errors.DecodeError(f"pipeline_retire_log: {error}") from None
 
     async def lease_name(self) -> str:
         """Returns the name of the lease of this broker's driver: in a cluster the id of its node."""

@@ -38,10 +38,15 @@ class Effect(StrEnum):
     NOTE_TIMES = "note_times"  # retention: which offsets were committed when
     REWRITE = "rewrite"  # compaction: Spark writes files, synced
     COMMIT_CARE = "commit_care"  # compaction and retention: around the effects of the commit of a table
+    SEARCH = "search"  # erasure, Spark: files are searched, or written again without the erased rows
+    NOTE_OFFSETS = "note_offsets"  # erasure: the side file of erased offsets
+    DROP_HISTORY = "drop_history"  # erasure: snapshots and tags that have the messages
+    RETIRE_LOG = "retire_log"  # erasure: the broker gives up log files with rows below the cut
 
 
 RETENTION_EFFECTS: Final = frozenset((Effect.NOTE_TIMES,))  # of topics with a retention alone
-CARE_EFFECTS: Final = RETENTION_EFFECTS | {Effect.REWRITE, Effect.COMMIT_CARE}  # not of rounds
+ERASURE_EFFECTS: Final = frozenset((Effect.SEARCH, Effect.NOTE_OFFSETS, Effect.DROP_HISTORY, Effect.RETIRE_LOG))
+CARE_EFFECTS: Final = RETENTION_EFFECTS | ERASURE_EFFECTS | {Effect.REWRITE, Effect.COMMIT_CARE}  # not of rounds
 
 
 class Fault(NamedTuple):

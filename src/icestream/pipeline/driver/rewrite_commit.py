@@ -20,7 +20,7 @@ from icestream.model.row_digest import RowDigest
 from icestream.model.task_messages import WrittenFile
 from icestream.observability.log import get_logger
 from icestream.pipeline.commit.committer import CommittedSnapshot, Committer, NotCommitted, Result
-from icestream.pipeline.commit.offset_ledger import TopicCommit
+from icestream.pipeline.commit.offset_ledger import ErasedChange, TopicCommit
 from icestream.pipeline.commit.snapshot_builder import Operation
 from icestream.pipeline.driver.commit_sequence import CommitSequence
 from icestream.pipeline.driver.job import JobRegistry
@@ -54,6 +54,13 @@ class TableRetention(NamedTuple):
     consumers: int | None = None  # the consumer generation that must be in force; None: acks did not matter
 
 
+class TableErasure(NamedTuple):
+    """An exchange of files that leaves out erased rows, and the erased offsets of the topic after it."""
+
+    rewrite: TableRewrite
+    erased: ErasedChange
+
+
 def planned_number(table: TableMetadata) -> int:
     """The sequence number of the table's current snapshot: of a rewrite that is planned on it (hazard 77)."""
     current = None if table.current_snapshot_id is None else table.snapshots.find(table.current_snapshot_id)
@@ -62,7 +69,7 @@ def planned_number(table: TableMetadata) -> int:
 
 
 class RewriteCommit:
-    """Commits rewrites and retentions under the driver's lease, by the same steps as ingest."""
+    """Commits rewrites, retentions and erasures under the driver's lease, by the same steps as ingest."""
 
     def __init__(self, lease: DriverLease, committer: Committer, sequence: CommitSequence, jobs: JobRegistry) -> None:
         """`jobs` hear of each commit, and of files that a commit left behind."""
@@ -71,9 +78,9 @@ class RewriteCommit:
         self._sequence = sequence
         self._jobs = jobs
 
-    async def commit(self, changes: Sequence[TableRewrite | TableRetention]) -> dict[int, Result]:
-        """Commits rewrites and retentions, at most one of each table. Returns the result of each, by topic id. Raises
-        LeaseLost when another driver took over."""
+    async def commit(self, changes: Sequence[TableRewrite | TableRetention | TableErasure]) -> dict[int, Result]:
+        """Commits rewrites, retentions and erasures, at most one of each table. Returns the result of each, by topic
+        id. Raises LeaseLost when another driver took over."""
         epoch, round_id = self._lease.check(), self._committer.new_round_id()
         commits = [self._commit_of(change, round_id, epoch) for change in changes]
         retries_before = self._committer.retries
@@ -83,8 +90,13 @@ class RewriteCommit:
             self._apply_result(commit, results.get(commit.table.topic_id), is_first_attempt=is_first_attempt)
         return results
 
-    def _commit_of(self, change: TableRewrite | TableRetention, round_id: bytes, epoch: int) -> TopicCommit:
+    def _commit_of(
+        self, change: TableRewrite | TableRetention | TableErasure, round_id: bytes, epoch: int
+    ) -> TopicCommit:
         snapshot_id = self._committer.new_snapshot_id()
+        erased: ErasedChange | None = None
+        if isinstance(change, TableErasure):
+            change, erased = change
         if isinstance(change, TableRetention):
             return TopicCommit(
                 change.table,
@@ -105,7 +117,7 @@ class RewriteCommit:
             (),
             change.files,
             snapshot_id,
-            Operation.REPLACE,
+            Operation.REPLACE if erased is None else Operation.OVERWRITE,
             change.replaced_files,
             removed_rows=change.replaced_rows,
             added_rows=change.added_rows,
@@ -113,6 +125,7 @@ class RewriteCommit:
             sequence_number=change.sequence_number,
             applied_deletes=change.applied_deletes,
             job=change.job,
+            erased=erased,
         )
 
     def _apply_result(self, commit: TopicCommit, result: Result | None, *, is_first_attempt: bool) -> None:

@@ -3,6 +3,7 @@
 first stage    (ReadJob, [(writer, WriteJob)])  ->  (writer, tagged bytes)
 second stage   what was sent to one writer      ->  TopicTaskResult
 compaction     GroupJob                         ->  GroupResult
+erasure        SearchJob                        ->  SearchResult
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from icestream.pipeline.compaction.group_rewrite import rewrite_group
+from icestream.pipeline.erasure.erase_task import search_file
 from icestream.pipeline.task import task_jobs as jobs
 from icestream.pipeline.task.task_run import WRITTEN, fresh_name, open_store, read_bundle, write_handed
 
@@ -39,6 +41,12 @@ def rewrite(group_jobs: Iterable[bytes]) -> Iterator[bytes]:
     """Yields the results of the groups of one task of a compaction."""
     for job in group_jobs:
         yield rewrite_group(job, open_store, fresh_name)
+
+
+def search(search_jobs: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the results of the files of one task of an erasure."""
+    for job in search_jobs:
+        yield search_file(job, open_store, fresh_name)
 
 
 def partition_of(writer: int) -> int:

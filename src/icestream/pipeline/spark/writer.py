@@ -76,6 +76,13 @@ class SparkWriter:
             results: list[bytes] = context.parallelize(group_jobs, tasks).mapPartitions(stages.rewrite).collect()
         return results
 
+    def search(self, search_jobs: Sequence[bytes]) -> list[bytes]:
+        """Runs the tasks of an erasure, and leaves a core to a round that begins meanwhile."""
+        with self._session() as context:
+            tasks = min(len(search_jobs), max(1, self.tasks_max - 1))
+            results: list[bytes] = context.parallelize(search_jobs, tasks).mapPartitions(stages.search).collect()
+        return results
+
     def run_empty_job(self) -> None:
         """Runs the smallest possible job, through Java and a Python worker."""
         with warnings.catch_warnings():

@@ -32,6 +32,7 @@ from icestream.internal_api.admin_calls import AdminCalls
 from icestream.internal_api.archive_calls import ArchiveCalls
 from icestream.internal_api.backup_calls import BackupCalls
 from icestream.internal_api.cluster_calls import ClusterCalls
+from icestream.internal_api.erasure_calls import ErasureCalls
 from icestream.internal_api.fence_calls import FenceCalls
 from icestream.internal_api.implementation import local_call_table
 from icestream.internal_api.metadata_calls import MetadataCalls
@@ -265,6 +266,7 @@ class NodeServices:
                 f"{node.cluster.id:016x}" if node.cluster is not None else "",
             ),
             ArchiveCalls(node.archive),
+            ErasureCalls(node.erasures, node.audit),
             RestoreCalls(node.security, node.audit),
             cluster_calls,
             SecurityCalls(

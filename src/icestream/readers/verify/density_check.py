@@ -79,7 +79,8 @@ class DensityCheck:
         yield from ((finding, True) for finding in self.declared(shard, start, end, undeclared))
         for part in undeclared:
             removals, first = self._view.record.removals, self._view.first(shard)
-            for gap in missing_offsets.explain(*part, shard, self._view.binding, removals, first):
+            erased = self._view.erased
+            for gap in missing_offsets.explain(*part, shard, self._view.binding, removals, first, erased):
                 if gap.cause is GapCause.UNEXPLAINED:
                     yield (
                         failure("dense", "rows are missing without a recorded reason", shard, gap.start, gap.end),

@@ -1,0 +1,130 @@
+"""Calls about erasures over the local socket: those of commands (admin_api/erasure_api.py), and those of the driver.
+
+method                   arguments                    result
+pipeline_next_erasure                                 request: msgpack of an ErasureRequest, or nil
+pipeline_report_erasure  progress: msgpack            is_known: False if the command that began it is forgotten
+pipeline_retire_log      topic_id, cut, is_check      left: what the log still has below the cut, in words
+
+Rights: `delete` and `maintain` on the topic, for a dry run and a check, too: they tell whether a person is in it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from icestream import errors
+from icestream.admin_api import erasure_api as api
+from icestream.broker.erasure_service import ErasureService
+from icestream.frontends.native.public_calls import Call, Caller, Document, decode_arguments
+from icestream.internal_api.implementation import implements, native_calls
+from icestream.model.erasure_messages import ErasureMode, ErasureProgress
+from icestream.model.topic_name import TopicName
+from icestream.security.action import Action
+from icestream.security.change_audit import ChangeAudit
+from icestream.security.resource import topic_resource
+
+ERASURE_METHODS: Final = ("pipeline_next_erasure", "pipeline_report_erasure", "pipeline_retire_log")
+_progress: Final = msgspec.msgpack.Decoder(ErasureProgress)
+
+
+class ReportErasure(msgspec.Struct):
+    progress: bytes
+
+
+class RetireLog(msgspec.Struct):
+    topic_id: int
+    cut: dict[str, int]
+    is_check: bool = False
+
+
+class ErasureCalls:
+    """`service` is None for a broker in memory, and in a cluster."""
+
+    def __init__(self, service: ErasureService | None, audit: ChangeAudit | None) -> None:
+        self._erasures = service
+        self._audit = audit
+
+    def calls(self) -> dict[str, Call]:
+        return native_calls(self) | {name: getattr(self, name) for name in ERASURE_METHODS}
+
+    @property
+    def _service(self) -> ErasureService:
+        if self._erasures is None:
+            raise errors.InvalidInput(
+                "erasure needs a single node with tables in its embedded catalog",
+                hint="in a cluster, in memory and with another catalog nothing is erased by this command "
+                "(docs/table-care.md)",
+            )
+        return self._erasures
+
+    # --- commands ---
+
+    @implements(api.BEGIN_ERASURE)
+    async def begin_erasure(self, caller: Caller, request: api.NewErasure) -> api.BegunErasure:
+        topic = caller.broker.erasable_topic(TopicName.parse(request.topic))
+        try:
+            mode = ErasureMode(request.mode)
+        except ValueError:
+            raise errors.InvalidInput(
+                f"mode {request.mode[:40]!r} of an erasure", hint="dry-run, erase or check"
+            ) from None
+        service = self._service
+        name, shards = topic.name, topic.record.shards
+        resource, session = topic_resource(name), caller.session
+        failures = [subscription.record.failure for subscription in topic.subscriptions.values()]
+        dead_letters = sorted({policy.dead_letter_topic for policy in failures if policy.dead_letter_topic})
+
+        async def begin() -> str:
+            erasure = await service.begin(
+                topic.record.id,
+                str(name),
+                shards,
+                request.where,
+                mode,
+                drops_history=request.drop_history,
+                dead_letters=dead_letters,
+            )
+            return erasure.id
+
+        if mode is not ErasureMode.ERASE or self._audit is None or session.is_unrestricted:
+            return api.BegunErasure(id=await begin())
+        # Without the predicate: the audit must not keep what is erased.
+        async with self._audit.change(session, Action.DELETE, resource, f"erased messages of {name}"):
+            return api.BegunErasure(id=await begin())
+
+    @implements(api.ERASURE_STATE)
+    async def erasure_state(self, caller: Caller, request: api.ErasureOnly) -> api.ErasureState:
+        caller.broker.erasable_topic(TopicName.parse(request.topic))
+        progress, report = (
+            self._service.progress(request.id) if request.id else (ErasureProgress("", "", is_done=True), None)
+        )
+        return api.ErasureState(
+            phase=progress.phase,
+            done=progress.done,
+            all=progress.all,
+            is_done=progress.is_done,
+            error=progress.error,
+            hint=progress.hint,
+            public_key=self._service.public_key,
+            report=report,
+        )
+
+    # --- the driver ---
+
+    async def pipeline_next_erasure(self, caller: Caller, arguments: Document) -> Document:
+        request = self._service.next_request()
+        return {"request": None if request is None else msgspec.msgpack.encode(request)}
+
+    async def pipeline_report_erasure(self, caller: Caller, arguments: Document) -> Document:
+        try:
+            progress = _progress.decode(decode_arguments(ReportErasure, arguments).progress)
+        except msgspec.MsgspecError as error:
+            raise errors.DecodeError(f"progress of an erasure: {error}") from None
+        return {"is_known": await self._service.report(progress)}
+
+    async def pipeline_retire_log(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(RetireLog, arguments)
+        cut = {int(shard): end for shard, end in request.cut.items()}
+        return {"left": await self._service.retire_log(request.topic_id, cut, is_check=request.is_check)}

@@ -1,0 +1,733 @@
+"""Erasure as a job of the driver (docs/adr/0119): one request at a time, step by step between rounds of ingest.
+
+    commit    wait until everything that was synced when the request came is in the table
+    search    every data file that a snapshot names, a few in each Spark job. A dry run ends here
+    erase     the files of main that have the messages are written again, a few at a time; each commit removes rows and
+              records their offsets in one transaction (catalog/topic_rules/erase_claim.py). What compaction changed
+              meanwhile has everything searched again
+    history   snapshots, tags and branches that have the messages are removed, if the request says so
+    log       the broker retires the log files that have rows below the cut
+    report    what was searched and removed, what is pending, and what somebody has to do elsewhere
+
+A check searches files that no snapshot names, too, and asks the broker what its log has, and changes nothing.
+
+Nothing but the record of erased offsets is stored: the predicate names a person. After a crash the command is given
+again, and goes on where the erasure ended, since what was erased matches no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
+
+import msgspec
+
+from icestream import errors, limits
+from icestream.catalog import catalog_keys
+from icestream.catalog.catalog_holds import BACKUP_TAG, held_snapshots
+from icestream.catalog.plans.commit_plans import erased_record
+from icestream.catalog.topic_rules.erase_claim import ErasedRecord
+from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
+from icestream.iceberg.file_io import TableFiles
+from icestream.iceberg.location import object_identity
+from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifests import DATA_CONTENT, ManifestFile
+from icestream.iceberg.snapshots import MAIN
+from icestream.iceberg.table_metadata import TableMetadata
+from icestream.iceberg.values import Object
+from icestream.metadata.store import MetadataStore
+from icestream.model.erased_offsets import NOTHING_ERASED, ErasedOffsets, decode_erased, encode_erased
+from icestream.model.erasure_messages import REQUEST_KEY, ErasureMode, ErasureProgress, ErasureRequest
+from icestream.model.erasure_predicate import check_columns, parse_predicate
+from icestream.model.row_digest import parse_digest, sum_of
+from icestream.observability import metrics
+from icestream.observability.log import get_logger
+from icestream.observability.words import counted
+from icestream.pipeline.commit.committer import CommittedSnapshot, NotCommitted
+from icestream.pipeline.commit.offset_ledger import ErasedChange
+from icestream.pipeline.commit.snapshot_builder import metadata_folder
+from icestream.pipeline.compaction.compaction_job import (
+    PlannedFiles,
+    TableGroup,
+    applicable_deletes,
+    group_job,
+    is_as_planned,
+)
+from icestream.pipeline.compaction.compaction_plan import CandidateFile, FileGroup
+from icestream.pipeline.compaction.group_messages import GroupJob, InputFile
+from icestream.pipeline.driver.effects import Effect, Effects
+from icestream.pipeline.driver.job import Job, JobRegistry, Turn
+from icestream.pipeline.driver.lease import DriverLease
+from icestream.pipeline.driver.rewrite_commit import RewriteCommit, TableErasure, TableRewrite
+from icestream.pipeline.driver.topic_table_set import TopicTableSet
+from icestream.pipeline.erasure.search_messages import SearchJob, SearchResult, decode_found, encode
+from icestream.pipeline.round_plan import MqttTarget
+from icestream.pipeline.tables import table_policy
+from icestream.pipeline.tables.table_policy import data_folder
+from icestream.pipeline.tables.topic_table import TopicTable
+from icestream.pipeline.task_keys import NO_TASK_KEYS, TaskFiles, TaskKeys
+from icestream.runtime.clock import Clock
+from icestream.runtime.randomness import Randomness
+from icestream.runtime.tasks import Offload
+
+_log = get_logger("pipeline.erasure")
+NAME: Final = "erasure"
+
+
+class FileSearcher(Protocol):
+    """Runs the tasks of an erasure. Blocking: the job calls it in a thread of its own."""
+
+    def search(self, search_jobs: Sequence[bytes]) -> list[bytes]: ...
+
+
+class ErasureBroker(Protocol):
+    """The broker, as far as an erasure needs it."""
+
+    async def next_erasure(self) -> ErasureRequest | None:
+        """The request that waits for the driver; None if there is none."""
+
+    async def report_erasure(self, progress: ErasureProgress) -> bool:
+        """Reports progress; False if nobody waits for this request any more, such as after a restart of the broker."""
+
+    async def retire_log(self, topic_id: int, cut: Mapping[int, int], *, is_check: bool) -> list[str]:
+        """Retires the log files that have rows of a topic below the cut. Returns what is left, in words."""
+
+
+@dataclass(frozen=True)
+class ErasureOptions:
+    """How an erasure reaches files."""
+
+    storage: Mapping[str, Any] = field(default_factory=dict)
+    keys: TaskKeys = NO_TASK_KEYS
+    clean_up_delay_ms: int = limits.CATALOG_FILE_GRACE_MS
+
+
+class _TableFiles(NamedTuple):
+    """The data files of a table, by what is to be done with them."""
+
+    main: Mapping[str, CandidateFile]  # live files of the pipeline
+    foreign: frozenset[str]  # live files that only the engine that wrote them can write again
+    planned: PlannedFiles
+    history: Mapping[int, frozenset[str]]  # by snapshot: files of snapshots that are not main
+    strays: frozenset[str] = frozenset()  # files in the folder that no snapshot names; of a check alone
+
+    @property
+    def others(self) -> frozenset[str]:
+        """The files that are searched and not written again."""
+        return (self.foreign | self.strays).union(*self.history.values()) - self.main.keys()
+
+
+@dataclass
+class _Erasure:
+    """The request that is under way."""
+
+    request: ErasureRequest
+    progress: ErasureProgress
+    deadline_ns: int
+    phase: str = "commit"
+    attempts: int = 0
+    table: TopicTable | None = None
+    files: _TableFiles | None = None
+    waiting: list[SearchJob] = field(default_factory=list)  # to be searched, or to be written again
+    locations: dict[int, str] = field(default_factory=dict)  # by the number of the job
+    results: dict[int, SearchResult] = field(default_factory=dict)
+    matched: set[str] = field(default_factory=set)  # files with messages that match; files never change
+    task: asyncio.Task[list[bytes]] | None = None
+    cut: dict[int, int] = field(default_factory=dict)
+    next_look_ns: int = 0
+
+
+class _Refused(Exception):
+    """An erasure that cannot be finished, with what its command says."""
+
+    def __init__(self, error: str, hint: str = "") -> None:
+        super().__init__(error)
+        self.error, self.hint = error, hint
+
+
+class ErasureJob(Job[_Erasure, None]):
+    """The job that erases messages from tables of our own catalog, and has the log retire its files."""
+
+    name: ClassVar[str] = NAME
+
+    def __init__(
+        self,
+        broker: ErasureBroker,
+        store: MetadataStore,
+        catalog: TableCatalog,
+        lease: DriverLease,
+        tables: TopicTableSet,
+        manifests: ManifestCache,
+        list_files: Callable[[TopicTable], Any],
+        files: TableFiles,
+        commits: RewriteCommit,
+        jobs: JobRegistry,
+        searcher: FileSearcher,
+        offload: Offload,
+        effects: Effects,
+        clock: Clock,
+        randomness: Randomness,
+        options: ErasureOptions,
+    ) -> None:
+        """`list_files`: the files of a table that can be written again (CompactionJob.table_files). `offload`: a thread
+        that only this job uses. `jobs` hear of what is removed."""
+        self._broker = broker
+        self._store = store
+        self._catalog = catalog
+        self._lease = lease
+        self._tables = tables
+        self._manifests = manifests
+        self._list_files = list_files
+        self._files = files
+        self._commits = commits
+        self._jobs = jobs
+        self._searcher = searcher
+        self._offload = offload
+        self._effects = effects
+        self._clock = clock
+        self._randomness = randomness
+        self._options = options
+        self._is_asked = False
+        self._current: _Erasure | None = None
+
+    # --- when ---
+
+    def ask(self) -> None:
+        """The broker has a request: it is fetched in the next turn."""
+        self._is_asked = True
+
+    @property
+    def is_busy(self) -> bool:
+        return self._is_asked or self._current is not None
+
+    def is_due(self, turn: Turn) -> bool:
+        if self._current is None:
+            return self._is_asked
+        is_running = self._current.task is not None and not self._current.task.done()
+        return not is_running and self._clock.monotonic_ns() >= self._current.next_look_ns
+
+    async def plan(self, turn: Turn) -> _Erasure | None:
+        if self._current is None:
+            self._is_asked = False
+            request = await self._broker.next_erasure()
+            if request is None:
+                return None
+            deadline_ns = self._clock.monotonic_ns() + int(limits.ERASURE_COMMIT_SECONDS * 1e9)
+            self._current = _Erasure(request, ErasureProgress(request.id), deadline_ns)
+        return self._current
+
+    # --- one step ---
+
+    async def run(self, turn: Turn, plan: _Erasure) -> None:
+        """Does the next step. What only the operator can change ends the erasure, everything else is tried again."""
+        try:
+            with turn.timed("erasure"):
+                await self._step(plan)
+        except _Refused as refusal:
+            await self._end(plan, refusal.error, refusal.hint)
+        except (errors.LeaseLost, errors.StorageUnavailable, errors.ConnectionLost):
+            # Begun anew with the next turn: what was erased is, and matches no more.
+            self._begin_again(plan)
+            raise
+        except errors.IcestreamError as error:
+            await self._end(plan, error.message, error.hint or "")
+        else:
+            # A broker that was restarted knows nothing of the request: its command has ended, too.
+            if self._current is plan and not await self._broker.report_erasure(plan.progress):
+                _log.warning("erasure ends: the broker was restarted", topic=plan.request.topic)
+                await self.close()
+
+    async def _step(self, erasure: _Erasure) -> None:
+        match erasure.phase:
+            case "commit":
+                await self._wait_for_commits(erasure)
+            case "search":
+                await self._search(erasure)
+            case "erase":
+                await self._erase(erasure)
+            case "history":
+                await self._drop_history(erasure)
+            case "log":
+                await self._retire_log(erasure)
+        erasure.progress.phase = erasure.phase
+
+    async def _end(self, erasure: _Erasure, error: str = "", hint: str = "") -> None:
+        erasure.progress.is_done, erasure.progress.error, erasure.progress.hint = True, error, hint
+        self._current = None
+        log = _log.warning if error else _log.info
+        findings = erasure.progress.findings
+        log(
+            "erasure ended",
+            topic=erasure.request.topic,
+            mode=str(erasure.request.mode),
+            erased=findings.erased,
+            reason=error or "finished",
+        )
+        await self._broker.report_erasure(erasure.progress)
+
+    def _begin_again(self, erasure: _Erasure) -> None:
+        """Searches everything again: the table changed under the erasure."""
+        if erasure.task is not None:
+            erasure.task.cancel()
+        erasure.attempts += 1
+        erasure.phase, erasure.task, erasure.table, erasure.files = "commit", None, None, None
+        erasure.waiting, erasure.results = [], {}
+        erasure.deadline_ns = self._clock.monotonic_ns() + int(limits.ERASURE_COMMIT_SECONDS * 1e9)
+
+    async def close(self) -> None:
+        """Ends an erasure that is under way; its files stay for the clean-up."""
+        erasure, self._current = self._current, None
+        if erasure is not None and erasure.task is not None:
+            erasure.task.cancel()
+            await asyncio.gather(erasure.task, return_exceptions=True)
+
+    # --- commit ---
+
+    async def _wait_for_commits(self, erasure: _Erasure) -> None:
+        """Waits until the table has what the log had when the request came. Then what is searched is fixed."""
+        request = erasure.request
+        if erasure.attempts > limits.ERASURE_ATTEMPTS_MAX:
+            raise _Refused(
+                f"the table changed {limits.ERASURE_ATTEMPTS_MAX} times while messages were erased",
+                "try again when engines and compaction are less busy; what was erased stays erased",
+            )
+        if self._tables.is_halted(request.topic_id):
+            raise _Refused(
+                f"topic {request.topic} is halted: its messages do not get into its table",
+                "`icestream pipeline status` says why",
+            )
+        table = await self._tables.find(request.topic_id, request.topic)
+        if table is None:
+            raise _Refused(f"topic {request.topic} has no table", "`icestream lake commit-now` creates it")
+        refreshed = await self._tables.refreshed(table)
+        if refreshed is None:
+            raise _Refused(f"the table of {request.topic} cannot be opened by this pipeline now")
+        missing = [shard for shard, end in request.ends.items() if refreshed.next_offsets.get(shard, 0) < end]
+        if missing and self._clock.monotonic_ns() < erasure.deadline_ns:
+            erasure.next_look_ns = self._clock.monotonic_ns() + limits.JOB_LOOK_MS * 1_000_000
+            return
+        if missing:
+            raise _Refused(
+                f"shard {missing[0]} of {request.topic} was not committed within {limits.ERASURE_COMMIT_SECONDS:.0f} s",
+                "`icestream pipeline status` says what keeps the pipeline",
+            )
+        check_columns(parse_predicate(request.where), _column_types(refreshed.table))
+        erasure.table, erasure.cut, erasure.phase = refreshed, dict(refreshed.next_offsets), "search"
+        findings = erasure.progress.findings
+        findings.table = str(refreshed.identifier)
+        findings.cut = {str(shard): end for shard, end in sorted(erasure.cut.items())}
+        if request.mode is ErasureMode.CHECK:
+            await self._take_cut_of_record(erasure)
+
+    async def _take_cut_of_record(self, erasure: _Erasure) -> None:
+        record = await self._record(erasure.request.topic_id)
+        if record is None:
+            raise _Refused(f"nothing was erased from topic {erasure.request.topic}", "erase first, then check")
+        erasure.cut = dict(record.cut)
+        erasure.progress.findings.cut = {str(shard): end for shard, end in sorted(erasure.cut.items())}
+
+    async def _record(self, topic_id: int) -> ErasedRecord | None:
+        return erased_record(topic_id, await self._store.get(catalog_keys.erased_key(topic_id)))
+
+    # --- search ---
+
+    async def _search(self, erasure: _Erasure) -> None:
+        assert erasure.table is not None
+        if erasure.files is None:
+            erasure.files = await self._table_files(erasure)
+            erasure.waiting = self._search_jobs(erasure)
+            erasure.progress.done, erasure.progress.all = 0, len(erasure.waiting)
+        if not await self._run_tasks(erasure):
+            return
+        self._count(erasure)
+        is_blocked = erasure.files.foreign & erasure.matched
+        if erasure.request.mode is ErasureMode.CHECK:
+            await self._check_places(erasure)
+            return
+        if is_blocked:
+            raise _Refused(
+                f"{len(is_blocked)} data files with these messages are in manifests of another engine, or of an older "
+                f"partitioning, such as {min(is_blocked)}",
+                "delete the rows with that engine (DELETE, then rewrite_data_files), and erase again",
+            )
+        if erasure.request.mode is ErasureMode.DRY_RUN:
+            await self._end(erasure)
+            return
+        if erasure.progress.findings.snapshots and not erasure.request.drops_history:
+            raise _Refused(
+                f"{counted(len(erasure.progress.findings.snapshots), 'older snapshot')} of the table, tags included, "
+                "have the messages",
+                "`--history drop` removes these snapshots, tags and branches; nothing was changed",
+            )
+        erasure.waiting = self._erase_jobs(erasure)
+        erasure.progress.done, erasure.progress.all = 0, len(erasure.waiting)
+        erasure.results, erasure.phase = {}, "erase" if erasure.waiting else "history"
+
+    async def _table_files(self, erasure: _Erasure) -> _TableFiles:
+        table = erasure.table
+        assert table is not None
+        planned: PlannedFiles = await self._list_files(table)
+        main = {file.location: file for file in planned.files}
+        live = await self._data_paths(table.manifests or ())
+        history: dict[int, frozenset[str]] = {}
+        for snapshot in table.table.snapshots:
+            if snapshot["snapshot-id"] != table.table.current_snapshot_id:
+                if "manifest-list" not in snapshot:
+                    raise _Refused(
+                        f"snapshot {snapshot['snapshot-id']} of {table.identifier} has no manifest list",
+                        "expire it first: it is of format v1",
+                    )
+                manifests = await self._manifests.list_manifests(str(snapshot["manifest-list"]))
+                history[snapshot["snapshot-id"]] = await self._data_paths(manifests)
+        strays: frozenset[str] = frozenset()
+        if erasure.request.mode is ErasureMode.CHECK:
+            named = {object_identity(path) for path in live.union(*history.values())}
+            folders = {table.table.location.rstrip("/"), data_folder(table.table)}
+            below = [f"{folder}/{name}" for folder in folders for name in await self._files.files_below(folder)]
+            strays = frozenset(
+                location
+                for location in below
+                if location.endswith(".parquet") and object_identity(location) not in named
+            )
+        return _TableFiles(main, live - main.keys(), planned, history, strays)
+
+    async def _data_paths(self, manifests: Sequence[ManifestFile]) -> frozenset[str]:
+        return frozenset(
+            [
+                entry.file_path
+                for manifest in manifests
+                if manifest.content == DATA_CONTENT
+                for entry in await self._manifests.live_entries(manifest)
+            ]
+        )
+
+    def _search_jobs(self, erasure: _Erasure) -> list[SearchJob]:
+        assert erasure.table is not None
+        assert erasure.files is not None
+        jobs: list[SearchJob] = []
+        erasure.locations = {}
+        cut = erasure.cut if erasure.request.mode is ErasureMode.CHECK else {}
+        for file in erasure.files.main.values():
+            group = self._group(len(jobs), erasure, file)
+            jobs.append(SearchJob(len(jobs), group, erasure.request.where, cut=cut))
+            erasure.locations[len(jobs) - 1] = file.location
+        target = self._target(erasure.table)
+        for location in sorted(erasure.files.others):
+            group = GroupJob(len(jobs), erasure.table.topic_id, target, [], [InputFile(location, 0)])
+            jobs.append(SearchJob(len(jobs), group, erasure.request.where, is_live=False, cut=cut))
+            erasure.locations[len(jobs) - 1] = location
+        return jobs
+
+    def _erase_jobs(self, erasure: _Erasure) -> list[SearchJob]:
+        """The files of main that have the messages, to be written again."""
+        assert erasure.files is not None
+        files = [file for location, file in sorted(erasure.files.main.items()) if location in erasure.matched]
+        erasure.locations = dict(enumerate(file.location for file in files))
+        return [
+            SearchJob(number, self._group(number, erasure, file), erasure.request.where, is_written_again=True)
+            for number, file in enumerate(files)
+        ]
+
+    def _group(self, number: int, erasure: _Erasure, file: CandidateFile) -> GroupJob:
+        assert erasure.table is not None
+        assert erasure.files is not None
+        entry = TableGroup(erasure.table, FileGroup((file,)), erasure.files.planned)
+        job = group_job(number, entry, self._lease.check(), self._options.storage)
+        return msgspec.structs.replace(job, memory_bytes=limits.ERASURE_TASK_BYTES)
+
+    def _target(self, table: TopicTable) -> Any:
+        mqtt = MqttTarget(table.topic)
+        target = table_policy.target_of(table.table, table.policy, self._options.storage, mqtt)
+        return msgspec.structs.replace(target, epoch=self._lease.check())
+
+    async def _run_tasks(self, erasure: _Erasure) -> bool:
+        """Starts the next Spark job, or takes the results of the last one. Returns whether all files are done."""
+        if erasure.task is not None:
+            task, erasure.task = erasure.task, None
+            for result in map(decode_found, task.result()):
+                if result.reason:
+                    raise _Refused(f"a data file cannot be searched or written again: {result.reason}")
+                if result.matched:
+                    erasure.matched.add(erasure.locations[result.number])
+                erasure.results[result.number] = result
+                erasure.progress.done += 1
+        if not erasure.waiting:
+            return True
+        step = erasure.waiting[: limits.ERASURE_STEP_FILES]
+        erasure.waiting = erasure.waiting[len(step) :]
+        files = [
+            TaskFiles(
+                job.group.target, [file.location for file in job.group.files] + [d.path for d in job.group.deletes]
+            )
+            for job in step
+        ]
+
+        async def search() -> list[bytes]:
+            targets = await self._options.keys.narrow_all(files)
+            messages = [
+                encode(msgspec.structs.replace(job, group=msgspec.structs.replace(job.group, target=target)))
+                for job, target in zip(step, targets, strict=True)
+            ]
+            with self._effects.happens(Effect.SEARCH):
+                return await self._offload.run(lambda: self._searcher.search(messages))
+
+        erasure.task = asyncio.create_task(search(), name="erasure")
+        await asyncio.sleep(0)  # tasks in this process are over at once
+        return False
+
+    def _count(self, erasure: _Erasure) -> None:
+        assert erasure.files is not None
+        findings, results = erasure.progress.findings, erasure.results
+        is_main = {number: location in erasure.files.main for number, location in erasure.locations.items()}
+        findings.files_searched = len(results)
+        findings.messages = sum(result.live for number, result in results.items() if is_main[number])
+        findings.newer = sum(result.newer for number, result in results.items() if is_main[number])
+        matched_rows = sum(result.matched for number, result in results.items() if is_main[number])
+        findings.deleted_before = max(0, matched_rows + findings.newer - findings.messages)
+        history = {path for paths in erasure.files.history.values() for path in paths}
+        findings.files_of_history = len((history - erasure.files.main.keys()) & erasure.matched)
+        table = erasure.table
+        assert table is not None
+        stale = self._snapshots_with(erasure)
+        findings.snapshots = [str(snapshot_id) for snapshot_id in stale]
+        findings.references = sorted(
+            name for name, reference in table.table.references.items() if reference["snapshot-id"] in stale
+        )
+
+    def _snapshots_with(self, erasure: _Erasure) -> list[int]:
+        """The snapshots beside main that name a file with the messages."""
+        assert erasure.files is not None
+        return [snapshot_id for snapshot_id, paths in erasure.files.history.items() if paths & erasure.matched]
+
+    # --- erase ---
+
+    async def _erase(self, erasure: _Erasure) -> None:
+        """Writes files again, and commits each step: what compaction may overtake is small."""
+        is_all = await self._run_tasks(erasure)
+        if erasure.results:
+            results, erasure.results = erasure.results, {}
+            if not await self._commit(erasure, results):
+                self._begin_again(erasure)
+                return
+        if is_all:
+            erasure.phase = "history"
+
+    async def _commit(self, erasure: _Erasure, results: Mapping[int, SearchResult]) -> bool:
+        """Commits files that were written again, with the offsets of the rows that they leave out. False if the table
+        changed: everything is searched again."""
+        assert erasure.table is not None
+        assert erasure.files is not None
+        if any(result.is_gone for result in results.values()):
+            return False
+        table = await self._tables.refreshed(erasure.table)
+        if table is None:
+            return False
+        replaced = [erasure.locations[number] for number in results]
+        planned, current = erasure.files.planned, await self._list_files(table)
+        applied = applicable_deletes(replaced, planned)
+        if not is_as_planned(replaced, planned, current):
+            return False
+        record = await self._record(table.topic_id)
+        erased = await self._erased(record)
+        step = ErasedOffsets()
+        for result in results.values():
+            step = step.plus(ErasedOffsets(result.erased))
+        total = erased.plus(step)
+        if total.range_count > limits.ERASED_RANGES_MAX:
+            raise _Refused(
+                f"the erased offsets of the topic would be {total.range_count} ranges, more than "
+                f"{limits.ERASED_RANGES_MAX}",
+                "narrow the predicate, or let the topic's retention remove the messages",
+            )
+        data = await self._offload.run(lambda: encode_erased(total))
+        location = f"{metadata_folder(table.table)}/erased-{self._randomness.token(16).hex()}.bin"
+        with self._effects.happens(Effect.NOTE_OFFSETS):
+            await self._files.create(location, [data])
+        rewrite = TableRewrite(
+            table,
+            replaced,
+            [file for result in results.values() for file in result.files],
+            sum_of(parse_digest(result.replaced_rows) for result in results.values()),
+            sum_of(parse_digest(result.added_rows) for result in results.values()),
+            NAME,
+            planned.sequence_number,
+            sum_of(parse_digest(result.deleted_rows) for result in results.values()),
+            applied,
+        )
+        rows = sum_of(parse_digest(result.erased_rows) for result in results.values())
+        digest = hashlib.sha256(data).hexdigest()
+        cut = dict(erasure.cut)
+        change = ErasedChange(location, digest, total.offset_count, total.range_count, cut, rows)
+        outcome = (await self._commits.commit([TableErasure(rewrite, change)])).get(table.topic_id)
+        if isinstance(outcome, CommittedSnapshot):
+            findings = erasure.progress.findings
+            findings.erased += rows.rows
+            metrics.ERASED_MESSAGES.inc(rows.rows)
+            findings.files_rewritten += len(replaced)
+            findings.snapshot_id = outcome.snapshot_id
+            return True
+        if isinstance(outcome, NotCommitted) or outcome is None:
+            return False
+        raise _Refused(outcome.reason, outcome.hint)
+
+    async def _erased(self, record: ErasedRecord | None) -> ErasedOffsets:
+        """The offsets that were erased before. Raises DecodeError for a side file that is not the recorded one."""
+        if record is None:
+            return NOTHING_ERASED
+        data = await self._files.read(record.offsets)
+        if hashlib.sha256(data).hexdigest() != record.sha256:
+            raise errors.DecodeError(
+                f"{record.offsets} is not the recorded file of erased offsets", hint="restore it from a backup"
+            )
+        return decode_erased(data)
+
+    # --- history ---
+
+    async def _drop_history(self, erasure: _Erasure) -> None:
+        """Removes the snapshots that have the messages, with their tags and branches. Those of backups stay: what a
+        backup holds is named in the report."""
+        assert erasure.table is not None
+        table = await self._tables.refreshed(erasure.table)
+        if table is None:
+            self._begin_again(erasure)
+            return
+        erasure.table = table
+        # Again: the commits of this erasure have made snapshots of history with the files that they replaced.
+        erasure.files = await self._table_files(erasure)
+        stale = set(self._snapshots_with(erasure))
+        held = {
+            reference["snapshot-id"]
+            for name, reference in table.table.references.items()
+            if name.startswith(BACKUP_TAG)
+        }
+        held |= {
+            snapshot_id
+            for snapshots in (await held_snapshots(self._store, table.table.uuid or "")).values()
+            for snapshot_id in snapshots
+        }
+        findings = erasure.progress.findings
+        findings.must_do = [
+            f"backup: tag {name} of {table.identifier} has the messages; `icestream backup delete "
+            f"{name.removeprefix(BACKUP_TAG)}` deletes the backup with its tag, then erase again"
+            for name, reference in sorted(table.table.references.items())
+            if name.startswith(BACKUP_TAG) and reference["snapshot-id"] in stale
+        ][: limits.ERASURE_LISTED_MAX]
+        if removable := stale - held:
+            updates: list[Object] = [
+                {"action": "remove-snapshot-ref", "ref-name": name}
+                for name, reference in sorted(table.table.references.items())
+                if reference["snapshot-id"] in removable and name != MAIN
+            ]
+            updates.append({"action": "remove-snapshots", "snapshot-ids": sorted(removable)})
+            requirements: list[Object] = [
+                {"type": "assert-table-uuid", "uuid": table.table.uuid},
+                {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": table.table.current_snapshot_id},
+            ]
+            with self._effects.happens(Effect.DROP_HISTORY):
+                outcome = await self._catalog.commit(table.identifier, TableChange(requirements, updates))
+            table.is_stale = True
+            if not isinstance(outcome, CommitDone):
+                erasure.attempts += 1
+                if erasure.attempts > limits.ERASURE_ATTEMPTS_MAX:
+                    raise _Refused("the table changed again and again while its history was removed", "erase again")
+                return
+            names = [str(update["ref-name"]) for update in updates if update["action"] == "remove-snapshot-ref"]
+            findings.snapshots = sorted({*findings.snapshots, *map(str, removable)})
+            findings.references = sorted({*findings.references, *names})
+        if erasure.matched:
+            seconds = self._options.clean_up_delay_ms / 1000
+            findings.pending = [
+                f"table: {counted(len(erasure.matched), 'data file')} with the messages, and the manifests of removed "
+                f"snapshots, go with the clean-up, {seconds:.0f} s from now at the earliest"
+            ]
+        # Also if an earlier driver has removed it all: the clean-up looks what it may remove.
+        self._jobs.table_committed(table)
+        deadline_ns = self._clock.monotonic_ns() + int(limits.ERASURE_LOG_SECONDS * 1e9)
+        erasure.phase, erasure.deadline_ns = "log", deadline_ns
+
+    # --- log ---
+
+    async def _retire_log(self, erasure: _Erasure) -> None:
+        record = await self._record(erasure.request.topic_id)
+        if record is None and not erasure.matched:
+            await self._end(erasure)  # nothing was found, so the log has nothing either
+            return
+        with self._effects.happens(Effect.RETIRE_LOG):
+            left = await self._broker.retire_log(erasure.request.topic_id, erasure.cut, is_check=False)
+        if left and self._clock.monotonic_ns() < erasure.deadline_ns:
+            erasure.next_look_ns = self._clock.monotonic_ns() + limits.JOB_LOOK_MS * 1_000_000
+            return
+        erasure.progress.findings.pending += left
+        await self._end(erasure)
+
+    # --- check ---
+
+    async def _check_places(self, erasure: _Erasure) -> None:
+        """What is left, by place: the table, its history, files that no snapshot names, old metadata, the log."""
+        assert erasure.table is not None
+        assert erasure.files is not None
+        files, left = erasure.files, []
+        main = [location for location in erasure.matched if location in files.main or location in files.foreign]
+        history = set().union(*files.history.values()) - files.main.keys() - files.foreign
+        left += [f"table: {location}" for location in sorted(main)]
+        left += [
+            f"history: {location}, of a snapshot or tag that is kept" for location in sorted(history & erasure.matched)
+        ]
+        left += [
+            f"storage: {location}, in no snapshot: the clean-up removes it"
+            for location in sorted(files.strays & erasure.matched)
+        ]
+        left += await self._stale_metadata(erasure)
+        left += await self._broker.retire_log(erasure.request.topic_id, erasure.cut, is_check=True)
+        findings = erasure.progress.findings
+        findings.left = left[: limits.ERASURE_LISTED_MAX]
+        if len(left) > limits.ERASURE_LISTED_MAX:
+            findings.left.append(f"and {counted(len(left) - limits.ERASURE_LISTED_MAX, 'place')} more")
+        await self._end(erasure)
+
+    async def _stale_metadata(self, erasure: _Erasure) -> list[str]:
+        """Manifests and manifest lists that no snapshot names: bounds in them may have an erased key (hazard 97)."""
+        table = erasure.table
+        assert table is not None
+        named = set[str]()
+        for snapshot in table.table.snapshots:
+            manifest_list = str(snapshot["manifest-list"])
+            named.add(object_identity(manifest_list))
+            named |= {
+                object_identity(manifest.path) for manifest in await self._manifests.list_manifests(manifest_list)
+            }
+        folder = metadata_folder(table.table)
+        return [
+            f"metadata: {folder}/{name}, in no snapshot: the clean-up removes it"
+            for name, _ in await self._files.names(folder)
+            if name.endswith(".avro") and object_identity(f"{folder}/{name}") not in named
+        ]
+
+
+async def watch_erasures(store: MetadataStore, clock: Clock, ask: Callable[[], None]) -> None:
+    """Calls `ask` for each request, until it is cancelled, and for one that came before. A watch that fails is started
+    again."""
+    while True:
+        try:
+            revision = await store.revision()
+            if await store.get(REQUEST_KEY) is not None:
+                ask()
+            async for _ in store.watch(REQUEST_KEY, revision):
+                if await store.get(REQUEST_KEY) is not None:
+                    ask()
+        except errors.IcestreamError:
+            await clock.sleep(limits.PIPELINE_RETRY_SECONDS_MAX)
+
+
+# --- pure parts -------------------------------------------------------------------------------------------------------
+
+
+def _column_types(table: TableMetadata) -> dict[str, str]:
+    """The type of each column, as predicates compare it."""
+    return {
+        column["name"]: column["type"] if isinstance(column["type"], str) else str(column["type"]["type"])
+        for column in table.current_schema["fields"]
+    }

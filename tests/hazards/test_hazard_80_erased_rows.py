@@ -1,0 +1,330 @@
+"""Hazards 80, 81 and 97: what was erased stays erased, exactly these messages, whatever fails at any step; no place
+that the report covers has a byte of them, and what is not covered is said.
+
+`FaultWorld.check` reads every row with PyIceberg, opens every file that any snapshot names, and runs `verify --deep`,
+which has to name exactly the erased offsets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from icestream import errors
+from icestream.broker.erasure_service import is_signed
+from icestream.catalog import catalog_keys, catalog_records
+from icestream.catalog.catalog_holds import BACKUP_TAG, HoldRecord, hold_key
+from icestream.catalog.plans.commit_plans import erased_record
+from icestream.catalog.topic_rules.erase_claim import ErasedRecord
+from icestream.catalogs.table_catalog import TableChange
+from icestream.model.erased_offsets import ErasedOffsets, encode_erased
+from icestream.model.erasure_messages import ErasureMode
+from icestream.model.scan_messages import ScanKind, ScanRequest
+from icestream.model.shard import GapState, ShardKey
+from icestream.pipeline.driver.effects import ERASURE_EFFECTS, Effect, Fault
+from icestream.readers.lazy_scanner import LazyScanner
+from icestream.readers.row_group_cache_options import RowGroupCacheOptions
+from tests.support.compaction import RULE, add_compaction, compact
+from tests.support.erasures import Erasures, LocalSearcher
+from tests.support.fault_world import FaultWorld, name_of
+from tests.support.interruptible_driver import DriverKilled, InterruptibleDriver
+
+pytestmark = pytest.mark.asyncio
+# Messages 3 and 14 of the first round: offset 3 of shard 0, and offset 1 of shard 1.
+WHERE = "key in ('plant/12/heat', 'plant/19/heat')"
+CANARIES = (b"message 3 ", b"plant/12/heat", b"message 14 ", b"plant/19/heat")
+EFFECTS = (*sorted(ERASURE_EFFECTS), Effect.TAKE_LEASE, Effect.ASK, Effect.COMMIT, Effect.LOOK_AGAIN, Effect.NOTE)
+
+
+@pytest_asyncio.fixture
+async def world(tmp_path: Path) -> AsyncIterator[FaultWorld]:
+    fault_world = await FaultWorld.open(tmp_path)
+    yield fault_world
+    await fault_world.close()
+
+
+async def ingest(world: FaultWorld, life: InterruptibleDriver, rounds: int = 2) -> None:
+    for _ in range(rounds):
+        await world.publish_some()
+        await world.drain(life)
+
+
+def forget(world: FaultWorld) -> None:
+    """What the tests of the world expect to be gone."""
+    for key, messages in world.published.items():
+        if key.topic_id == 1:
+            offsets = {at for at, payload in messages.items() if payload.startswith((b"message 3 ", b"message 14 "))}
+            world.forgone.setdefault(key, set()).update(offsets)
+
+
+def places(world: FaultWorld) -> list[str]:
+    """The files below the world's folder in which an erased message can be read; Parquet files by their rows."""
+    import pyarrow.parquet as pq
+
+    found = []
+    for path in (path for path in Path(world.folder).rglob("*") if path.is_file()):
+        data = path.read_bytes()
+        if path.suffix == ".parquet":
+            rows = pq.read_table(path)
+            data = b"".join(value for name in ("key", "payload") for value in rows[name].to_pylist() if value)
+        if any(canary in data for canary in CANARIES):
+            found.append(str(path.relative_to(world.folder)))
+    return found
+
+
+async def clean(world: FaultWorld, life: InterruptibleDriver) -> None:
+    """Everything else is committed, and what no snapshot needs is removed."""
+    await world.drain(life)
+    await world.clean(life)
+
+
+# --- what it does -----------------------------------------------------------------------------------------------------
+
+
+async def test_hazard_80_erased_messages_are_gone_from_every_place(world: FaultWorld) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    job, _ = erasures.add_to(life)
+    assert places(world)
+    forget(world)
+    progress, report = await erasures.do(life, job, WHERE, ErasureMode.ERASE)
+    assert not progress.error
+    findings = progress.findings
+    assert (findings.messages, findings.erased) == (2, 2)
+    assert findings.snapshots
+    await clean(world, life)
+    await world.check()
+    record = erased_record(1, await world.store.get(catalog_keys.erased_key(1)))
+    assert record is not None
+    assert (record.count, record.ranges) == (2, 2)
+    progress, report = await erasures.do(life, job, WHERE, ErasureMode.CHECK)
+    assert (progress.error, progress.findings.left, report["is_final"]) == ("", [], True)
+    assert places(world) == []
+
+
+async def test_hazard_80_a_dry_run_counts_and_changes_nothing(world: FaultWorld) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    job, _ = erasures.add_to(life)
+    before = (await world.catalog.load(name_of(1))).metadata_location
+    progress, report = await erasures.do(life, job, WHERE, ErasureMode.DRY_RUN)
+    assert (progress.findings.messages, progress.findings.erased, report["kind"]) == (2, 0, "dry run")
+    assert (await world.catalog.load(name_of(1))).metadata_location == before
+    await world.check()
+
+
+async def test_hazard_80_history_goes_only_where_it_is_asked_for(world: FaultWorld) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    job, _ = erasures.add_to(life)
+    progress, _ = await erasures.do(life, job, WHERE, ErasureMode.ERASE, drops_history=False)
+    assert "older snapshot" in progress.error
+    assert progress.findings.erased == 0
+    await world.check()
+
+
+async def test_hazard_80_snapshots_without_the_messages_stay(world: FaultWorld) -> None:
+    """A tag of a time before the message was published keeps what it has."""
+    life, erasures = world.driver(), Erasures(world)
+    await world.publish(1, 2)
+    await world.drain(life)
+    snapshot_id = (await world.catalog.load(name_of(1))).metadata["current-snapshot-id"]
+    tag = {"action": "set-snapshot-ref", "ref-name": "before", "type": "tag", "snapshot-id": snapshot_id}
+    await world.catalog.commit(name_of(1), TableChange([], [tag]))
+    tagged = (await world.catalog.load(name_of(1))).metadata["refs"]["before"]
+    await world.publish(1, 3)
+    await world.drain(life)
+    job, _ = erasures.add_to(life)
+    progress, _ = await erasures.do(life, job, "offset = 3", ErasureMode.ERASE)
+    assert not progress.error
+    assert (await world.catalog.load(name_of(1))).metadata["refs"]["before"] == tagged
+    world.forgone[ShardKey(1, 0)] = {3}
+    await world.check()
+
+
+async def test_hazard_80_what_a_backup_holds_is_named(world: FaultWorld) -> None:
+    """Its tag stays, and so do its files; the report says what somebody has to do."""
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    snapshot_id = (await world.catalog.load(name_of(1))).metadata["current-snapshot-id"]
+    name = f"{BACKUP_TAG}b1"
+    tag = {"action": "set-snapshot-ref", "ref-name": name, "type": "tag", "snapshot-id": snapshot_id}
+    await world.catalog.commit(name_of(1), TableChange([], [tag]))
+    uuid = (await world.catalog.load(name_of(1))).metadata["table-uuid"]
+    await world.store.put(hold_key(uuid, "backup-b1"), msgspec.json.encode(HoldRecord([snapshot_id], 0)))
+    job, _ = erasures.add_to(life)
+    progress, report = await erasures.do(life, job, WHERE, ErasureMode.ERASE)
+    assert not progress.error
+    assert name in report["must_do"][0]
+    assert not report["is_final"]
+    assert (await world.catalog.load(name_of(1))).metadata["refs"][name]["snapshot-id"] == snapshot_id
+    forget(world)
+    await clean(world, life)
+    await world.check()
+    progress, _ = await erasures.do(life, job, WHERE, ErasureMode.CHECK)
+    assert {place.partition(":")[0] for place in progress.findings.left} == {"history"}
+
+
+async def test_hazard_81_consumers_meet_an_explicit_gap(world: FaultWorld) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    job, _ = erasures.add_to(life)
+    forget(world)
+    await erasures.do(life, job, "offset >= 2 and offset < 5 and shard = 0", ErasureMode.ERASE)
+    scans = LazyScanner(world._tables, world.files, RowGroupCacheOptions())
+    try:
+        answer = await scans.answer(ScanRequest(1, ScanKind.READ, "/default/t1", 1, 0, 0, 1_000_000))
+    finally:
+        scans.close()
+    assert [(gap.start, gap.end, gap.state, gap.reason) for gap in answer.missing] == [
+        (2, 5, GapState.DROPPED, "erased")
+    ]
+
+
+async def test_hazard_80_rows_that_come_back_into_a_file_are_not_read(world: FaultWorld) -> None:
+    """The record decides, not the files: here they still have the rows."""
+    life = world.driver()
+    await ingest(world, life, 1)
+    erased = ErasedOffsets({0: [(1, 3), (8, 9)]})
+    data, location = encode_erased(erased), f"file:{world.folder}/warehouse/erased-by-hand.bin"
+    await world.files.create(location, [data])
+    record = ErasedRecord(location, hashlib.sha256(data).hexdigest(), 3, 2, {0: 9})
+    await world.store.put(catalog_keys.erased_key(1), catalog_records.encode(record))
+    scans = LazyScanner(world._tables, world.files, RowGroupCacheOptions())
+    try:
+        answer = await scans.answer(ScanRequest(1, ScanKind.READ, "/default/t1", 1, 0, 0, 1_000_000))
+        assert [(gap.start, gap.end, gap.reason) for gap in answer.missing] == [(1, 3, "erased"), (8, 9, "erased")]
+        assert [(section.base_offset, section.rows) for section in answer.sections] == [(0, 1), (3, 5)]
+        await world.files.remove(location)
+        await world.files.create(location, [data + b"damaged"])
+        scans.tables.forget(1)  # type: ignore[attr-defined]
+        scans.tables._erased_offsets.clear()  # type: ignore[attr-defined]
+        with pytest.raises(errors.TableUnreadable):
+            await scans.answer(ScanRequest(1, ScanKind.READ, "/default/t1", 1, 0, 0, 1_000_000))
+    finally:
+        scans.close()
+
+
+async def test_hazard_80_floors_do_not_go_back_below_the_cut(world: FaultWorld) -> None:
+    """Nothing that was erased is committed again from the log."""
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    job, _ = erasures.add_to(life)
+    await erasures.do(life, job, WHERE, ErasureMode.ERASE)
+    end = world.log.shard(1, 0).floor
+    world.ingest.erased_below = lambda key: end if key == ShardKey(1, 0) else 0
+    await world.ingest.reopen([(1, 0, 0)])
+    assert world.log.shard(1, 0).floor == end
+
+
+async def test_hazard_80_what_compaction_does_meanwhile_is_searched_again(world: FaultWorld) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life, 4)
+    job, _ = erasures.add_to(life)
+    merging = add_compaction(life, RULE)
+    forget(world)
+    request_id = await erasures.begin(WHERE, ErasureMode.ERASE)
+    job.ask()
+    while job.is_busy:
+        merging._changed.add(1)
+        await life.driver.turn()
+    await compact(life, merging)
+    progress, _ = erasures.service.progress(request_id)
+    assert (progress.error, progress.findings.erased) == ("", 2)
+    await clean(world, life)
+    await world.check()
+
+
+async def test_hazard_97_a_report_is_signed_and_names_nobody(world: FaultWorld) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life, 1)
+    job, _ = erasures.add_to(life)
+    request_id = await erasures.begin(WHERE, ErasureMode.ERASE)
+    await erasures.run(life, job)
+    _, document = erasures.service.progress(request_id)
+    assert document is not None
+    assert is_signed(document)
+    assert "plant" not in str(document)
+    assert document["report"]["not_covered"]
+    assert not is_signed({**document, "report": {**document["report"], "erased": 0}})
+    stored = [entry.value for _, entry in await world.store.list_all("/erasures/")]
+    assert stored
+    assert not any(b"plant" in value for value in stored)
+
+
+async def test_hazard_81_a_predicate_that_finds_nothing_changes_nothing(world: FaultWorld) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life, 1)
+    job, _ = erasures.add_to(life)
+    progress, _ = await erasures.do(life, job, "key = 'nobody'", ErasureMode.ERASE)
+    assert (progress.error, progress.findings.erased) == ("", 0)
+    assert await world.store.get(catalog_keys.erased_key(1)) is None
+    with pytest.raises(errors.InvalidInput):
+        await erasures.begin("nobody", ErasureMode.ERASE)
+    progress, _ = await erasures.do(life, job, "name = 'x'", ErasureMode.DRY_RUN)
+    assert "no column" in progress.error
+    progress, _ = await erasures.do(life, job, WHERE, ErasureMode.CHECK)
+    assert "nothing was erased" in progress.error
+    await world.check()
+
+
+async def test_hazard_81_everything_of_a_file_can_be_erased(world: FaultWorld) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life, 2)
+    job, _ = erasures.add_to(life)
+    end = world.log.shard(1, 0).synced
+    progress, _ = await erasures.do(life, job, "shard = 0", ErasureMode.ERASE)
+    assert (progress.error, progress.findings.erased) == ("", end)
+    world.forgone[ShardKey(1, 0)] = set(range(end))
+    await clean(world, life)
+    await world.publish(1, 2)
+    await world.drain(life)
+    await world.check()
+
+
+# --- crashes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("effect", EFFECTS, ids=str)
+async def test_hazard_80_an_erasure_goes_on_after_a_crash(world: FaultWorld, effect: Effect, is_before: bool) -> None:
+    """The driver ends at each effect; the next one gets the same request, and finishes it."""
+    first, erasures = world.driver(), Erasures(world)
+    await ingest(world, first, 2)
+    await first.end()
+    forget(world)
+    life = world.driver(Fault(is_before, effect))
+    job, _ = erasures.add_to(life)
+    request_id = await erasures.begin(WHERE, ErasureMode.ERASE)
+    with pytest.raises(DriverKilled):
+        await erasures.run(life, job)
+    await life.end()
+    following = world.driver()
+    job, _ = erasures.add_to(following)
+    await erasures.run(following, job)
+    progress, _ = erasures.service.progress(request_id)
+    assert (progress.is_done, progress.error) == (True, "")
+    await clean(world, following)
+    await world.check()
+    progress, _ = await erasures.do(following, job, WHERE, ErasureMode.CHECK)
+    assert progress.findings.left == []
+    assert places(world) == []
+
+
+async def test_hazard_80_an_unreadable_file_is_no_erasure(world: FaultWorld) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life, 1)
+
+    def damage() -> None:
+        for path in Path(world.folder).rglob("*.parquet"):
+            path.write_bytes(path.read_bytes()[:-8] + b"damaged!")
+
+    job, _ = erasures.add_to(life, LocalSearcher(damage))
+    progress, report = await erasures.do(life, job, WHERE, ErasureMode.ERASE)
+    assert "cannot be searched" in progress.error
+    assert report == {}

@@ -1,0 +1,112 @@
+"""The erasure job in a driver of the fault world, with its tasks in this process, and the broker's side of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from icestream.broker.erasure_service import ErasureService
+from icestream.model.erasure_messages import ErasureMode, ErasureProgress, ErasureRequest
+from icestream.pipeline.compaction.compaction_job import CompactionJob
+from icestream.pipeline.driver.commit_sequence import CommitSequence
+from icestream.pipeline.driver.rewrite_commit import RewriteCommit
+from icestream.pipeline.erasure.erase_task import search_file
+from icestream.pipeline.erasure.erasure_job import ErasureJob, ErasureOptions
+from icestream.pipeline.task.task_run import fresh_name, open_store
+from icestream.runtime.randomness import SystemRandomness
+from icestream.runtime.tasks import InlineOffload
+from tests.support.compaction import RULE, add_compaction
+from tests.support.fault_world import HANGS_SECONDS, FaultWorld
+from tests.support.interruptible_driver import InterruptibleDriver
+
+
+class LocalSearcher:
+    """The tasks of an erasure, in this process. `before` is called in front of each file."""
+
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        self._before = before
+
+    def search(self, search_jobs: Sequence[bytes]) -> list[bytes]:
+        results = []
+        for job in search_jobs:
+            self._before()
+            results.append(search_file(job, open_store, fresh_name))
+        return results
+
+
+class ServiceBroker:
+    """The broker of an erasure without a socket."""
+
+    def __init__(self, service: ErasureService) -> None:
+        self._service = service
+
+    async def next_erasure(self) -> ErasureRequest | None:
+        return self._service.next_request()
+
+    async def report_erasure(self, progress: ErasureProgress) -> bool:
+        # A copy, as over the socket.
+        copy = msgspec.msgpack.decode(msgspec.msgpack.encode(progress), type=ErasureProgress)
+        return await self._service.report(copy)
+
+    async def retire_log(self, topic_id: int, cut: Mapping[int, int], *, is_check: bool) -> list[str]:
+        return await self._service.retire_log(topic_id, cut, is_check=is_check)
+
+
+class Erasures:
+    """Erasures in a world. Lives of its driver come and go; the broker stays."""
+
+    def __init__(self, world: FaultWorld) -> None:
+        self.world = world
+        self.service = ErasureService(world.log, world.store, world.clock, Path(world.folder) / "erasure.key", "node")
+
+    def add_to(
+        self, life: InterruptibleDriver, searcher: LocalSearcher | None = None
+    ) -> tuple[ErasureJob, CompactionJob]:
+        """Registers the job behind a compaction that finds nothing to do, as the pipeline process does."""
+        compaction = add_compaction(life, RULE._replace(files_min=1_000, is_requested=False))
+        sequence = CommitSequence(life.lease, life.ledger, life.committer, life.effects, life.clock, life.report)
+        watched: Any = life.watched
+        job = ErasureJob(
+            ServiceBroker(self.service),
+            watched.store,
+            watched.catalog,
+            life.lease,
+            life.topics,
+            life.manifests,
+            compaction.table_files,
+            watched.files,
+            RewriteCommit(life.lease, life.committer, sequence, life.jobs),
+            life.jobs,
+            searcher or LocalSearcher(),
+            InlineOffload(),
+            life.effects,
+            life.clock,
+            SystemRandomness(),
+            ErasureOptions(clean_up_delay_ms=0),
+        )
+        life.jobs.add(job)
+        return job, compaction
+
+    async def begin(self, where: str, mode: ErasureMode, *, drops_history: bool = True) -> str:
+        request = await self.service.begin(1, "/default/t1", 2, where, mode, drops_history=drops_history)
+        return request.id
+
+    async def run(self, life: InterruptibleDriver, job: ErasureJob) -> None:
+        """Runs turns of a driver until the request has ended."""
+        job.ask()
+        async with asyncio.timeout(HANGS_SECONDS):
+            while job.is_busy:
+                await life.driver.turn()
+
+    async def do(
+        self, life: InterruptibleDriver, job: ErasureJob, where: str, mode: ErasureMode, *, drops_history: bool = True
+    ) -> tuple[ErasureProgress, dict[str, Any]]:
+        request_id = await self.begin(where, mode, drops_history=drops_history)
+        await self.run(life, job)
+        progress, report = self.service.progress(request_id)
+        assert progress.is_done
+        return progress, (report or {}).get("report", {})

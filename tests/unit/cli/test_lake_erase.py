@@ -1,0 +1,80 @@
+"""What `icestream lake erase` says to people, and what it refuses before it asks the broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from icestream import errors
+from icestream.broker.erasure_service import is_signed, sign_report
+from icestream.cli import lake_erase
+
+REPORT: dict[str, Any] = {
+    "kind": "erasure",
+    "topic": "/default/orders",
+    "table": "default.orders",
+    "messages": 2,
+    "erased": 2,
+    "deleted_before": 1,
+    "newer": 1,
+    "files_searched": 4,
+    "files_rewritten": 1,
+    "snapshots": ["7"],
+    "references": ["monday"],
+    "left": [],
+    "pending": ["log: file 3 is kept for /default/other"],
+    "must_do": ["backup: tag icestream-backup-b1"],
+    "dead_letter_topics": ["/default/dead"],
+    "not_covered": ["memory"],
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, ["Erased 2 messages; wrote 1 data file again, removed 1 snapshot.", "Pending: log: file 3"]),
+        ({}, ["To be done: backup: tag icestream-backup-b1", "dead letters in /default/dead", "Not covered: memory"]),
+        ({"kind": "dry run"}, ["2 messages of /default/orders in default.orders.", "1 row", "branches monday"]),
+        (
+            {"kind": "check"},
+            ["Searched 4 data files", "1 message matching", "Nothing is left."],
+        ),
+        ({"kind": "check", "left": ["table: a.parquet"]}, ["Left: table: a.parquet"]),
+    ],
+)
+def test_a_report_is_shown(capsys: pytest.CaptureFixture[str], changes: dict[str, Any], says: list[str]) -> None:
+    lake_erase._show(REPORT | changes)
+    shown = "".join(capsys.readouterr())
+    assert [text for text in says if text not in shown] == []
+    assert ("Nothing is left" in shown) == (changes == {"kind": "check"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({}, "no predicate"),
+        ({"where": "key ="}, "not understood"),
+        ({"where": "key = 'a'", "dry_run": True, "check": True}, "exclude each other"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_the_broker_is_asked(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(errors.InvalidInput, match=problem):
+        lake_erase.erase("/default/orders", **{"history": None, "verify": None, "report": None, **arguments})
+
+
+def test_a_report_that_was_changed_is_no_report(tmp_path: Path) -> None:
+    document = sign_report(REPORT, bytes(32))
+    assert is_signed(document)
+    for changed in (
+        {**document, "report": REPORT | {"erased": 3}},
+        {**document, "signature": "00" * 64},
+        {**document, "public_key": "x"},
+        {"report": REPORT},
+    ):
+        assert not is_signed(changed)
+    file = tmp_path / "report.json"
+    file.write_bytes(b"{}")
+    with pytest.raises(errors.InvalidInput, match="signature is wrong"):
+        lake_erase.erase("/default/orders", verify=file, history=None, report=None)
