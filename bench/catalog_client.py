@@ -197,7 +197,7 @@ def main() -> None:
     print("ready", flush=True)
     cpu = time.process_time()
     took = run(clients, what, float(seconds))
-    times = sorted(one for client in clients for one in client.took)
+    times = sorted(run for client in clients for run in client.took)
     found = {
         "requests": len(times),
         "seconds": took,

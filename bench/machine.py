@@ -26,7 +26,7 @@ def describe(directory: Path) -> dict[str, str]:
 
 def load() -> str:
     """Load averages: above 0.5 somebody else is at work, and the figures say less."""
-    return " ".join(f"{one:.2f}" for one in os.getloadavg())
+    return " ".join(f"{run:.2f}" for run in os.getloadavg())
 
 
 def _processor() -> str:

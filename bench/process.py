@@ -31,7 +31,7 @@ def family(pid: int) -> list[int]:
 def cpu_seconds(pids: Iterable[int]) -> float:
     """User and system, in the hundredths that /proc knows."""
     fields = [found for pid in pids if (found := _stat(pid))]
-    return sum(int(one[11]) + int(one[12]) for one in fields) / _TICKS_PER_SECOND
+    return sum(int(field[11]) + int(field[12]) for field in fields) / _TICKS_PER_SECOND
 
 
 def thread_seconds(pids: Iterable[int]) -> float:

@@ -40,7 +40,7 @@ async def send_all(messages: int, send: Callable[[], Awaitable[Group]], position
         if not left or len(waiting) >= GROUPS_WAITING:
             group = waiting.popleft()
             await group[-1]
-            answers = [one.result() for one in group]
+            answers = [run.result() for run in group]
             if position(answers[-1]) - position(answers[0]) != len(answers) - 1:
                 raise RuntimeError(f"{len(answers)} messages from {answers[0]} to {answers[-1]}")
             seen += len(answers)

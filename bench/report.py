@@ -18,7 +18,7 @@ from bench.figures import Figure, Row, Verdict
 
 _STYLE = {Verdict.REACHED: "green", Verdict.MISSED: "red", Verdict.NOT_MEASURED: "yellow", Verdict.NO_GOAL: "dim"}
 _INDENT = 2
-_VERDICT = max(len(one.value) for one in Verdict) + 2
+_VERDICT = max(len(run.value) for run in Verdict) + 2
 
 
 def show(console: Console, rows: Sequence[Row], machine: dict[str, str], goals: dict[str, str]) -> None:

@@ -62,18 +62,21 @@ def make_log(folder: Path, topics: int, rows: int, rows_per_block: int) -> Backl
                     marks.append((position, lsn))
                 position += file.write(record)
     told = [
-        TopicBacklog(one, f"/t/{one}", 1, [ShardBacklog(0, 1, 0, rows)], rows, 0, 0) for one in range(1, topics + 1)
+        TopicBacklog(number, f"/t/{number}", 1, [ShardBacklog(0, 1, 0, rows)], rows, 0, 0)
+        for number in range(1, topics + 1)
     ]
-    stretches = [BacklogRange(one, 0, 1, 0, rows, rows * PAYLOAD_BYTES, RECORDS_START) for one in range(1, topics + 1)]
+    stretches = [
+        BacklogRange(number, 0, 1, 0, rows, rows * PAYLOAD_BYTES, RECORDS_START) for number in range(1, topics + 1)
+    ]
     return Backlog(LOG_ID.hex(), str(folder), "", "", told, [BacklogFile(1, position, marks, stretches)])
 
 
 def plan_of(backlog: Backlog, tables: Path, tasks: int) -> RoundPlan:
     ids = [topic.topic_id for topic in backlog.topics]
     schema, spec = {"schema-id": 0, **new_schema()}, {"spec-id": 0, "fields": []}
-    targets = {one: TableTarget(f"file:{tables}/{one}/data", schema, spec) for one in ids}
+    targets = {topic_id: TableTarget(f"file:{tables}/{topic_id}/data", schema, spec) for topic_id in ids}
     budget = RoundBudget(age_due_ms=0, tasks_max=tasks, task_bytes_max=2**40)
-    return plan_round(backlog, {one: {0: 0} for one in ids}, targets, budget, 1)
+    return plan_round(backlog, {topic_id: {0: 0} for topic_id in ids}, targets, budget, 1)
 
 
 def bare(plan: RoundPlan) -> None:
@@ -99,7 +102,7 @@ def main(folder: Path, rows: int, repeats: int, *names: str) -> None:
     found: dict[str, Any] = {name: [] for name in (*logs, "bare")}
 
     def write(plan: RoundPlan) -> None:
-        assert all(one.is_complete for one in judge_round(plan, writer.write(plan)))
+        assert all(run.is_complete for run in judge_round(plan, writer.write(plan)))
 
     for number in range(repeats + 1):
         for name, backlog in logs.items():

@@ -28,7 +28,7 @@ def watch(catalog: str, topic: str, seconds: float) -> list[tuple[int, int]]:
         with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(asked, timeout=30) as answer:
             tag = answer.headers.get("ETag", "")
             metadata, now_ns = json.load(answer)["metadata"], time.time_ns()
-            snapshots = {one["snapshot-id"]: one for one in metadata.get("snapshots", ())}
+            snapshots = {run["snapshot-id"]: run for run in metadata.get("snapshots", ())}
             current = snapshots.get(metadata.get("current-snapshot-id"))
             if current is not None:
                 found.append((now_ns, _next(current["summary"]["icestream.committed"])))

@@ -35,8 +35,8 @@ def measure(bench: Bench) -> list[Row]:
             for mode in (SyncMode.ALWAYS, SyncMode.PERIODIC, SyncMode.NONE)
         }
         for mode, rounds in bench.interleave(bench.rounds(5), sides).items():
-            p50 = Figure([percentile(one, 0.5) / 1e3 for one in rounds], " us")
-            p99 = Figure([percentile(one, 0.99) / 1e3 for one in rounds], " us")
+            p50 = Figure([percentile(run, 0.5) / 1e3 for run in rounds], " us")
+            p99 = Figure([percentile(run, 0.99) / 1e3 for run in rounds], " us")
             what = f"p50, `{mode}`, {appenders} appender{'s' if appenders > 1 else ''}"
             rows.append(Row(NAME, what, p50, ours=f"p99 {p99}", details={"p99": p99}))
     return rows

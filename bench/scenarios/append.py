@@ -29,14 +29,14 @@ def _measured(bench: Bench) -> list[Row]:
         files = sorted((path / f"tables-large-{repeats}").rglob("*.parquet"))
         bench.tell("Spark's own append")
         peer = Child("spark_append", path, repeats, *files).said()
-    mine, theirs = ([rows / max(one["cpu"], 0.01) for one in side] for side in (ours, peer))
+    mine, theirs = ([rows / max(run["cpu"], 0.01) for run in side] for side in (ours, peer))
     return [
         Row(
             NAME,
             f"{rows:,} messages of 100 B, rows per second of CPU over all processes",
             ratios(mine, theirs),
             Goal(at_least=3),
-            ours=f"{Figure(mine, '/s')}; {Figure([one['seconds'] for one in ours], ' s')}",
-            peer=f"{Figure(theirs, '/s')}; {Figure([one['seconds'] for one in peer], ' s')}",
+            ours=f"{Figure(mine, '/s')}; {Figure([run['seconds'] for run in ours], ' s')}",
+            peer=f"{Figure(theirs, '/s')}; {Figure([run['seconds'] for run in peer], ' s')}",
         )
     ]

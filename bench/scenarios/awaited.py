@@ -88,8 +88,8 @@ def _of(found: dict[tuple[str, int], Load], count: int) -> list[Load]:
 
 
 def _alone(ours: Rounds, peers: Rounds, version: str) -> Row:
-    mine = [load for one in ours for load in _of(one, 1)]
-    theirs = [min(_of(one, 1), key=lambda load: load.p50_us) for one in peers]
+    mine = [load for run in ours for load in _of(run, 1)]
+    theirs = [min(_of(peer, 1), key=lambda load: load.p50_us) for peer in peers]
     return Row(
         NAME,
         "one producer awaiting each ack, `always`, p50",
@@ -103,8 +103,8 @@ def _alone(ours: Rounds, peers: Rounds, version: str) -> Row:
 
 
 def _many(ours: Rounds, peers: Rounds, version: str, producers: int) -> Row:
-    mine = [load for one in ours for load in _of(one, producers)]
-    theirs = [max(_of(one, producers), key=lambda load: load.rate) for one in peers]
+    mine = [load for run in ours for load in _of(run, producers)]
+    theirs = [max(_of(peer, producers), key=lambda load: load.rate) for peer in peers]
     return Row(
         NAME,
         f"{producers} producers x 1 in flight, `always`, messages per second",
@@ -118,8 +118,8 @@ def _many(ours: Rounds, peers: Rounds, version: str, producers: int) -> Row:
 
 
 def _cpu(ours: Rounds, peers: Rounds, version: str) -> Row:
-    mine = [load for one in ours for load in _of(one, CPU_PRODUCERS)]
-    theirs = [min(_of(one, CPU_PRODUCERS), key=lambda load: load.server_us) for one in peers]
+    mine = [load for run in ours for load in _of(run, CPU_PRODUCERS)]
+    theirs = [min(_of(peer, CPU_PRODUCERS), key=lambda load: load.server_us) for peer in peers]
     return Row(
         NAME,
         f"server CPU of a message, {CPU_PRODUCERS} producers x 1 in flight, `always`",
@@ -134,7 +134,7 @@ def _table(bench: Bench) -> list[Row]:
     seconds = bench.pick(1.5, 0.2)
     sides = {mode: partial(table, mode=mode, seconds=seconds) for mode in MODES}
     found = bench.interleave(bench.rounds(5), sides)
-    return [_cell(mode, batch, [one[batch] for one in found[mode]]) for mode in MODES for batch in BATCHES]
+    return [_cell(mode, batch, [run[batch] for run in found[mode]]) for mode in MODES for batch in BATCHES]
 
 
 def _cell(mode: str, batch: int, loads: list[Load]) -> Row:

@@ -77,8 +77,8 @@ def _measured(bench: Bench) -> list[Row]:
 
 
 def _rows(name: str, runs: list[Seen]) -> list[Row]:
-    p50, p99 = (Figure([1e3 * percentile(one.waits, share) for one in runs], " ms") for share in (0.5, 0.99))
-    first, second = Figure([one.first for one in runs], "/s"), Figure([one.second for one in runs], "/s")
+    p50, p99 = (Figure([1e3 * percentile(run.waits, share) for run in runs], " ms") for share in (0.5, 0.99))
+    first, second = Figure([run.first for run in runs], "/s"), Figure([run.second for run in runs], "/s")
     return [
         Row(NAME, f"{name}: publish to consumer under bursts, p50", p50, ours=f"p99 {p99}", details={"p99": p99}),
         Row(NAME, f"{name}: replay from the table, the second time", second, ours=f"the first time {first}"),

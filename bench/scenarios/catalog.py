@@ -167,8 +167,8 @@ def _commits(bench: Bench) -> list[Row]:
     sides = {"ours": partial(ours, seconds=seconds), "reference": partial(reference, seconds=seconds)}
     found = bench.interleave(bench.rounds(5), sides)
     rows = [_rate(found, count) for count in CLIENTS]
-    mine, theirs = ([one["load", 1] for one in found[side]] for side in ("ours", "reference"))
-    latency = ratios([one.p50_us for one in mine], [one.p50_us for one in theirs])
+    mine, theirs = ([run["load", 1] for run in found[side]] for side in ("ours", "reference"))
+    latency = ratios([run.p50_us for run in mine], [run.p50_us for run in theirs])
     return [
         *rows,
         Row(NAME, "one client, load of a table, p50", latency, ours=_said(mine), peer=_said(theirs),
@@ -177,12 +177,12 @@ def _commits(bench: Bench) -> list[Row]:
 
 
 def _rate(found: dict[str, list[Measured]], count: int) -> Row:
-    mine, theirs = ([one["commit", count] for one in found[side]] for side in ("ours", "reference"))
-    clients = max(one.cpu_seconds / one.seconds for one in (*mine, *theirs))
+    mine, theirs = ([run["commit", count] for run in found[side]] for side in ("ours", "reference"))
+    clients = max(run.cpu_seconds / run.seconds for run in (*mine, *theirs))
     return Row(
         NAME,
         f"{count} client{'s' if count > 1 else ''}, commits per second",
-        ratios([one.rate for one in mine], [one.rate for one in theirs]),
+        ratios([run.rate for run in mine], [run.rate for run in theirs]),
         GOALS[count],
         ours=_said(mine),
         peer=_said(theirs),
@@ -192,15 +192,15 @@ def _rate(found: dict[str, list[Measured]], count: int) -> Row:
 
 
 def _said(runs: list[Seen]) -> str:
-    rate, server = Figure([one.rate for one in runs], "/s"), Figure([one.server_ms for one in runs], " ms")
-    p50, p99 = Figure([one.p50_us for one in runs], " us"), Figure([one.p99_us for one in runs], " us")
+    rate, server = Figure([run.rate for run in runs], "/s"), Figure([run.server_ms for run in runs], " ms")
+    p50, p99 = Figure([run.p50_us for run in runs], " us"), Figure([run.p99_us for run in runs], " us")
     return f"{rate}; p50 {p50}, p99 {p99}; server CPU {server} each"
 
 
 def _history(bench: Bench) -> list[Row]:
     seconds = bench.pick(4, 0.5)
     found = bench.interleave(bench.rounds(5), {"ours": partial(history, seconds=seconds)})["ours"]
-    few, many = [one[1].server_ms for one in found], [one[SNAPSHOTS].server_ms for one in found]
+    few, many = [run[1].server_ms for run in found], [run[SNAPSHOTS].server_ms for run in found]
     return [
         Row(
             NAME,

@@ -56,12 +56,12 @@ def _measured(bench: Bench) -> list[Row]:
         for number in range(bench.rounds(4)):
             bench.tell(f"round {number + 1}")
             runs.append(beside(path, seconds, messages))
-    quiet, readers = [one["quiet"] for one in runs], [one["readers"] for one in runs]
+    quiet, readers = [run["quiet"] for run in runs], [run["readers"] for run in runs]
     return [
         Row(
             NAME,
             f"p99 of an ack while {READERS} cold readers replay, against none",
-            ratios([one.p99_us for one in readers], [one.p99_us for one in quiet]),
+            ratios([reader.p99_us for reader in readers], [run.p99_us for run in quiet]),
             Goal(at_most=1.5),
             ours=latency(readers),
             peer=latency(quiet),

@@ -62,10 +62,10 @@ def measure(bench: Bench) -> list[Row]:
             "ours, encoded before": lambda path: ours(path, seconds, encoded=True),
         },
     )
-    rates = {side: [one.rate for one in rounds] for side, rounds in found.items()}
-    p50 = Figure([percentile(one.latencies, 0.5) / 1e3 for one in found["ours"]], " us")
-    p99 = Figure([percentile(one.latencies, 0.99) / 1e3 for one in found["ours"]], " us")
-    winners = sorted({one.winner for one in found["redis"]})
+    rates = {side: [run.rate for run in rounds] for side, rounds in found.items()}
+    p50 = Figure([percentile(run.latencies, 0.5) / 1e3 for run in found["ours"]], " us")
+    p99 = Figure([percentile(run.latencies, 0.99) / 1e3 for run in found["ours"]], " us")
+    winners = sorted({run.winner for run in found["redis"]})
     redis_text = f"{Figure(rates['redis'], '/s')}"
     return [
         Row(

@@ -197,7 +197,7 @@ def _measure(bench: Bench) -> list[Row]:
 
 def _whole(rounds: Sequence[Round | None]) -> list[Round]:
     """Nothing where one failed: a ratio is one of the same round."""
-    return [one for one in rounds if one is not None] if None not in rounds else []
+    return [run for run in rounds if run is not None] if None not in rounds else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,8 @@ class Report:
     def sends(self) -> list[Row]:
         rows = []
         for at_once in SHAPES:
-            used = Figure([one.sends[at_once].server_us for one in self.ours], " us")
-            rate = Figure([one.sends[at_once].rate for one in self.ours], "/s")
+            used = Figure([run.sends[at_once].server_us for run in self.ours], " us")
+            rate = Figure([run.sends[at_once].rate for run in self.ours], "/s")
             what = f"server CPU of one SendMessage, {at_once} at once, `always`"
             goal = Goal(at_most=CPU_US_MAX, unit=" us") if at_once == UNDER_WAY else None
             rows.append(
@@ -233,19 +233,19 @@ class Report:
     def _their_sends(self, at_once: int) -> str:
         if self.theirs is None:
             return f"{RECORDED_SEND_US} us" if at_once == UNDER_WAY else ""
-        used = Figure([one.sends[at_once].server_us for one in self.theirs], " us")
-        return f"{used}; {Figure([one.sends[at_once].rate for one in self.theirs], '/s')}"
+        used = Figure([run.sends[at_once].server_us for run in self.theirs], " us")
+        return f"{used}; {Figure([run.sends[at_once].rate for run in self.theirs], '/s')}"
 
     def send_rate(self) -> Row:
         what = f"messages sent in a second, {UNDER_WAY} at once, against Danube"
-        rates = [one.sends[UNDER_WAY].rate for one in self.ours]
-        known = None if self.theirs is None else [one.sends[UNDER_WAY].rate for one in self.theirs]
+        rates = [run.sends[UNDER_WAY].rate for run in self.ours]
+        known = None if self.theirs is None else [run.sends[UNDER_WAY].rate for run in self.theirs]
         note = "ours acks after fdatasync, Danube from memory"
         return self._against(what, Goal(at_least=1.2), rates, known, RECORDED_SENDS, note)
 
     def round_trips(self) -> Row:
         what = f"messages delivered and acked in a second, {UNDER_WAY} under way, against Danube"
-        mine, theirs = ([one.round_trip for one in side] for side in (self.ours, self.theirs or ()))
+        mine, theirs = ([run.round_trip for run in side] for side in (self.ours, self.theirs or ()))
         note = f"server CPU of ours for send, delivery and ack: {Figure([load.server_us for load in mine], ' us')}"
         if theirs:
             note += f"; Danube's: {Figure([load.server_us for load in theirs], ' us')}"
@@ -257,11 +257,11 @@ class Report:
     def pypi(self) -> list[Row]:
         rows = []
         for at_once in SHAPES:
-            rates = Figure(_rates([one.pypi[at_once] for one in self.ours]), "/s")
-            busy = max(one.pypi[at_once]["cpu_seconds"] / one.pypi[at_once]["seconds"] for one in self.ours)
+            rates = Figure(_rates([run.pypi[at_once] for run in self.ours]), "/s")
+            busy = max(run.pypi[at_once]["cpu_seconds"] / run.pypi[at_once]["seconds"] for run in self.ours)
             peer = f"{RECORDED_PYPI[at_once]:,}/s"
             if self.theirs is not None:
-                peer = str(Figure(_rates([one.pypi[at_once] for one in self.theirs]), "/s"))
+                peer = str(Figure(_rates([run.pypi[at_once] for run in self.theirs]), "/s"))
             what = f"messages sent in a second by danube-client {version('danube-client')}, {at_once} at once"
             rows.append(
                 Row(
@@ -286,4 +286,4 @@ class Report:
 
 
 def _rates(found: Sequence[dict[str, float]]) -> list[float]:
-    return [one["messages"] / one["seconds"] for one in found]
+    return [run["messages"] / run["seconds"] for run in found]

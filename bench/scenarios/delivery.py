@@ -94,8 +94,8 @@ def _fan_out(bench: Bench) -> list[Row]:
     return [
         _row(
             f"1 to {CONSUMERS} consumers, frames of {batch:,}, published messages per second",
-            [one[batch] for one in found["fan-out"]],
-            [one[1] for one in found["fan-out, nats"]],
+            [run[batch] for run in found["fan-out"]],
+            [run[1] for run in found["fan-out, nats"]],
             version,
             {1: Goal(at_least=1.2), 1000: Goal(at_least=10)}.get(batch),
         )

@@ -95,12 +95,12 @@ def _against_nats(bench: Bench) -> list[Row]:
             "nats": lambda path: with_nats(path, seconds, rest),
         },
     )
-    best = [max(one.values(), key=lambda load: load.rate) for one in found["nats"]]
-    least = [min(load.server_us for load in one.values()) for one in found["nats"]]
-    winners = sorted({max(one, key=lambda name: one[name].rate) for one in found["nats"]})
+    best = [max(run.values(), key=lambda load: load.rate) for run in found["nats"]]
+    least = [min(load.server_us for load in run.values()) for run in found["nats"]]
+    winners = sorted({max(run, key=lambda name: run[name].rate) for run in found["nats"]})
     rows = []
     for kind in KINDS:
-        loads = [one[kind] for one in found["ours, none"]]
+        loads = [run[kind] for run in found["ours, none"]]
         rows.append(
             Row(
                 NAME,
@@ -114,7 +114,7 @@ def _against_nats(bench: Bench) -> list[Row]:
             )
         )
     for kind in KINDS:
-        used = [one[kind].server_us for one in found["ours, none"]]
+        used = [run[kind].server_us for run in found["ours, none"]]
         rows.append(
             Row(
                 NAME,
@@ -139,13 +139,13 @@ def _against_redis(bench: Bench) -> list[Row]:
             "redis": lambda path: with_redis(path, seconds),
         },
     )
-    singles = [{name: load for name, load in one.items() if name != "many"} for one in found["redis"]]
-    best = [max(one.values(), key=lambda load: load.rate) for one in singles]
-    winners = sorted({max(one, key=lambda name: one[name].rate) for one in singles})
-    many = [one["many"] for one in found["redis"]]
+    singles = [{name: load for name, load in run.items() if name != "many"} for run in found["redis"]]
+    best = [max(single.values(), key=lambda load: load.rate) for single in singles]
+    winners = sorted({max(single, key=lambda name: single[name].rate) for single in singles})
+    many = [run["many"] for run in found["redis"]]
     rows = []
     for kind in KINDS:
-        loads = [one[kind] for one in found["ours, always"]]
+        loads = [run[kind] for run in found["ours, always"]]
         for peer, goal, note in (
             (best, Goal(at_least=40), f"peer: {'; '.join(winners)}, {generator_note(best)}"),
             (many, None, f"peer: RPUSH of 1,000 values, 1 x 8 in flight, {generator_note(many)}"),

@@ -61,7 +61,7 @@ def measure(bench: Bench) -> list[Row]:
 def _measured(bench: Bench) -> list[Row]:
     seconds = bench.pick(30, 6)
     runs = bench.interleave(bench.rounds(1), {"fresh": lambda path: fresh(path, seconds)})["fresh"]
-    default, short = [one["default"] for one in runs], [one["short"] for one in runs]
+    default, short = [run["default"] for run in runs], [run["short"] for run in runs]
     return [
         row(NAME, "publish to row, 10k/s, default settings, p99", default, Goal(at_most=6, unit=" s")),
         row(NAME, "the same, interval of 1 s, p99", short, Goal(at_most=1.5, unit=" s")),
@@ -69,6 +69,6 @@ def _measured(bench: Bench) -> list[Row]:
 
 
 def row(name: str, what: str, runs: list[list[float]], goal: Goal | None) -> Row:
-    p50 = Figure([percentile(one, 0.5) for one in runs], " s")
-    worst = Figure([max(one) for one in runs], " s")
-    return Row(name, what, Figure([percentile(one, 0.99) for one in runs], " s"), goal, ours=f"p50 {p50}, max {worst}")
+    p50 = Figure([percentile(run, 0.5) for run in runs], " s")
+    worst = Figure([max(run) for run in runs], " s")
+    return Row(name, what, Figure([percentile(run, 0.99) for run in runs], " s"), goal, ours=f"p50 {p50}, max {worst}")

@@ -56,9 +56,9 @@ def measure(bench: Bench) -> list[Row]:
 def _measured(bench: Bench) -> list[Row]:
     seconds, commits = bench.pick(20, 4), int(bench.pick(1000, 30))
     runs = bench.interleave(bench.rounds(1), {"fresh": lambda path: fresh(path, seconds, commits)})["fresh"]
-    before, after = [one[0] for one in runs], [one[1] for one in runs]
-    flat = ratios([percentile(one, 0.99) for one in after], [percentile(one, 0.99) for one in before])
-    took = sum(one[2] for one in runs) / len(runs)
+    before, after = [run[0] for run in runs], [run[1] for run in runs]
+    flat = ratios([percentile(run, 0.99) for run in after], [percentile(run, 0.99) for run in before])
+    took = sum(run[2] for run in runs) / len(runs)
     return [
         row(NAME, f"publish to row after {commits:,} commits, p99", after, Goal(at_most=1.5, unit=" s")),
         row(NAME, "the same before them", before, None),

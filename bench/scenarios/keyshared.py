@@ -64,10 +64,10 @@ def consume(
         if child.returncode:
             raise RunFailed(f"a consumer of {name} failed")
         found.append(json.loads(out.splitlines()[-1]))
-    total = sum(one["messages"] for one in found)
+    total = sum(run["messages"] for run in found)
     if total < messages:
         raise RunFailed(f"{total} of {messages} messages came to the consumers of {name}")
-    return messages / (max(one["last"] for one in found) - min(one["first"] for one in found))
+    return messages / (max(run["last"] for run in found) - min(run["first"] for run in found))
 
 
 def sides(path: Path, messages: int) -> dict[str, float]:
@@ -92,9 +92,9 @@ def measure(bench: Bench) -> list[Row]:
 def _measure(bench: Bench) -> list[Row]:
     messages = int(bench.pick(300_000, 20_000))
     found = bench.interleave(bench.rounds(3), {"all": lambda path: sides(path, messages)})["all"]
-    exclusive = [one["exclusive"] for one in found]
-    rows = [_ratio(side, [one[side] for one in found], exclusive) for side in SIDES]
-    one_key = [one["one key"] for one in found]
+    exclusive = [run["exclusive"] for run in found]
+    rows = [_ratio(side, [run[side] for run in found], exclusive) for side in SIDES]
+    one_key = [run["one key"] for run in found]
     rows.append(
         Row(
             NAME,

@@ -104,9 +104,9 @@ def with_redis(path: Path, seconds: float) -> Published:
     with redis.running(path) as server:
         both = [_published(f"redis-{name}", server.target, seconds, SYNCED) for name in ("rpush", "xadd")]
     return Published(
-        max((one.pipelined for one in both), key=lambda load: load.rate),
-        max((one.many for one in both), key=lambda load: load.rate),
-        min((one.alone for one in both), key=lambda load: load.p50_us),
+        max((run.pipelined for run in both), key=lambda load: load.rate),
+        max((run.many for run in both), key=lambda load: load.rate),
+        min((run.alone for run in both), key=lambda load: load.p50_us),
     )
 
 
@@ -139,12 +139,12 @@ def _written(bench: Bench) -> list[Row]:
     for peer, (pipelined, many) in goals.items():
         mine, theirs = found["ours"], found[peer]
         rows += [
-            _rate_row("QoS 1 pipelined, ack after write", [one.pipelined for one in mine],
-                      [one.pipelined for one in theirs], versions[peer], pipelined),
-            _rate_row(f"{MANY} clients x 1 in flight, ack after write", [one.many for one in mine],
-                      [one.many for one in theirs], versions[peer], many),
-            _latency_row("one awaited QoS 1 publish, p50, ack after write", [one.alone for one in mine],
-                         [one.alone for one in theirs], versions[peer], None),
+            _rate_row("QoS 1 pipelined, ack after write", [run.pipelined for run in mine],
+                      [run.pipelined for run in theirs], versions[peer], pipelined),
+            _rate_row(f"{MANY} clients x 1 in flight, ack after write", [run.many for run in mine],
+                      [run.many for run in theirs], versions[peer], many),
+            _latency_row("one awaited QoS 1 publish, p50, ack after write", [run.alone for run in mine],
+                         [run.alone for run in theirs], versions[peer], None),
         ]  # fmt: skip
     return rows
 
@@ -157,12 +157,12 @@ def _synced(bench: Bench) -> list[Row]:
     )
     mine, theirs = found["ours"], found["redis"]
     return [
-        _rate_row("QoS 1 pipelined, ack after fsync", [one.pipelined for one in mine],
-                  [one.pipelined for one in theirs], version, Goal(at_least=2.5)),
-        _rate_row(f"{MANY} clients x 1 in flight, ack after fsync", [one.many for one in mine],
-                  [one.many for one in theirs], version, Goal(at_least=1)),
-        _latency_row("one awaited QoS 1 publish, p50, ack after fsync", [one.alone for one in mine],
-                     [one.alone for one in theirs], version, Goal(at_most=1.3)),
+        _rate_row("QoS 1 pipelined, ack after fsync", [run.pipelined for run in mine],
+                  [run.pipelined for run in theirs], version, Goal(at_least=2.5)),
+        _rate_row(f"{MANY} clients x 1 in flight, ack after fsync", [run.many for run in mine],
+                  [run.many for run in theirs], version, Goal(at_least=1)),
+        _latency_row("one awaited QoS 1 publish, p50, ack after fsync", [run.alone for run in mine],
+                     [run.alone for run in theirs], version, Goal(at_most=1.3)),
     ]  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def resume(path: Path, messages: int) -> Resumed:
 def _resume(bench: Bench) -> list[Row]:
     messages = int(bench.pick(1_000_000, 20_000))
     found = bench.interleave(bench.rounds(3), {"ours": lambda path: resume(path, messages)})["ours"]
-    backlogs, lives = [one.backlog for one in found], [one.live for one in found]
+    backlogs, lives = [run.backlog for run in found], [run.live for run in found]
     what = f"a durable session returns to {messages:,} messages"
     return [
         Row(
@@ -325,15 +325,15 @@ def _idle(bench: Bench) -> list[Row]:
         Row(
             NAME,
             f"{count:,} idle MQTT connections: resident memory of the broker for each",
-            Figure([one.kib for one in mine], " KiB"),
-            peer=str(Figure([one.kib for one in theirs], " KiB")),
+            Figure([run.kib for run in mine], " KiB"),
+            peer=str(Figure([run.kib for run in theirs], " KiB")),
             peer_version=version,
         ),
         Row(
             NAME,
             f"{count:,} idle MQTT connections: share of a core",
-            Figure([one.cpu for one in mine], " %"),
-            peer=str(Figure([one.cpu for one in theirs], " %")),
+            Figure([run.cpu for run in mine], " %"),
+            peer=str(Figure([run.cpu for run in theirs], " %")),
             peer_version=version,
         ),
     ]

@@ -30,12 +30,12 @@ def _rounds(bench: Bench) -> list[Row]:
     rows = int(bench.pick(1_000_000, 100_000))
     with bench.place("rounds") as path:
         found = _run(path, rows, bench.rounds(5))
-    seconds = {name: [one["seconds"] for one in runs] for name, runs in found.items()}
-    cpu = {name: [one["cpu"] for one in runs] for name, runs in found.items()}
-    small = Figure([1e3 * one for one in seconds["small"]], " ms")
+    seconds = {name: [run["seconds"] for run in runs] for name, runs in found.items()}
+    cpu = {name: [run["cpu"] for run in runs] for name, runs in found.items()}
+    small = Figure([1e3 * second for second in seconds["small"]], " ms")
     many, one = Figure(seconds["topics"], " s"), Figure(seconds["one"], " s")
     spark, bare = Figure(cpu["large"], " s"), Figure(cpu["bare"], " s")
-    rate = Figure([rows / max(one, 0.01) for one in cpu["large"]], "/s")
+    rate = Figure([rows / max(run, 0.01) for run in cpu["large"]], "/s")
     return [
         Row(NAME, "a warm round of one small topic", small, Goal(at_most=100, unit=" ms")),
         Row(

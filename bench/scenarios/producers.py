@@ -57,15 +57,15 @@ def measure(bench: Bench) -> list[Row]:
 def _measured(bench: Bench) -> list[Row]:
     seconds = bench.pick(8, 2)
     runs = bench.interleave(bench.rounds(4), {"beside": lambda path: beside(path, seconds)})["beside"]
-    stopped = [one["stopped"] for one in runs]
+    stopped = [run["stopped"] for run in runs]
     words = {"running": "with the pipeline running", "dead": "with a dead catalog"}
     return [
         Row(
             NAME,
             f"p99 of an ack {what}, against none running",
-            ratios([one[name].p99_us for one in runs], [one.p99_us for one in stopped]),
+            ratios([run[name].p99_us for run in runs], [run.p99_us for run in stopped]),
             Goal(at_most=1.5),
-            ours=latency([one[name] for one in runs]),
+            ours=latency([run[name] for run in runs]),
             peer=latency(stopped),
         )
         for name, what in words.items()

@@ -59,18 +59,18 @@ def _measure(bench: Bench) -> list[Row]:
     found = bench.interleave(
         bench.rounds(5), {"ours": lambda path: ours(path, mine), "nats-py": lambda path: with_nats(path, theirs)}
     )
-    least = [min(_cpu_us(one[loop]) for loop in LOOPS) for one in found["nats-py"]]
-    fastest = Figure([max(one[loop]["rate"] for loop in LOOPS) for one in found["nats-py"]], "/s")
+    least = [min(_cpu_us(run[loop]) for loop in LOOPS) for run in found["nats-py"]]
+    fastest = Figure([max(run[loop]["rate"] for loop in LOOPS) for run in found["nats-py"]], "/s")
     rows = []
     for loop in LOOPS:
-        used = [_cpu_us(one[loop]) for one in found["ours"]]
+        used = [_cpu_us(run[loop]) for run in found["ours"]]
         rows.append(
             Row(
                 NAME,
                 f"how many times less client CPU for a message, ours on {loop}",
                 ratios(least, used),
                 Goal(at_least=30) if loop == "asyncio" else None,
-                ours=f"{Figure(used, ' us')}; {Figure([one[loop]['rate'] for one in found['ours']], '/s')}",
+                ours=f"{Figure(used, ' us')}; {Figure([run[loop]['rate'] for run in found['ours']], '/s')}",
                 peer=f"{Figure(least, ' us')}; {fastest}",
                 peer_version=peer_version,
                 note="peer: the better of asyncio and uvloop",

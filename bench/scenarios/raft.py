@@ -161,7 +161,7 @@ async def _fill(links: list[ClientLink], keys: int) -> None:
     async def some(number: int) -> None:
         for start in range(number * KEYS_PER_COMMAND, keys, 8 * KEYS_PER_COMMAND):
             those = range(start, min(start + KEYS_PER_COMMAND, keys))
-            puts: list[cmd.Operation] = [cmd.Put(f"/bench/filled/{one:08d}", value) for one in those]
+            puts: list[cmd.Operation] = [cmd.Put(f"/bench/filled/{run:08d}", value) for run in those]
             await links[0].ask("submit", msgspec.msgpack.encode(cmd.Txn([], puts)), b"", 0)
 
     await asyncio.gather(*(some(number) for number in range(8)))

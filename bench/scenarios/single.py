@@ -47,8 +47,8 @@ def measure(bench: Bench) -> list[Row]:
         bench.rounds(9),
         {"ours": lambda path: ours(path, seconds), "bare loop": lambda path: bare_loop(path, count)},
     )
-    p50 = {side: [percentile(one, 0.5) / 1e3 for one in rounds] for side, rounds in found.items()}
-    p99 = {side: [percentile(one, 0.99) / 1e3 for one in rounds] for side, rounds in found.items()}
+    p50 = {side: [percentile(run, 0.5) / 1e3 for run in rounds] for side, rounds in found.items()}
+    p99 = {side: [percentile(run, 0.99) / 1e3 for run in rounds] for side, rounds in found.items()}
     return [
         Row(
             NAME,

@@ -86,7 +86,7 @@ def measure(bench: Bench) -> list[Row]:
 
 def _row(what: str, found: list[dict[str, float]], goal: Goal | None) -> Row:
     def figure(name: str, unit: str) -> Figure:
-        return Figure([one[name] for one in found], unit)
+        return Figure([run[name] for run in found], unit)
 
     return Row(
         NAME,

@@ -44,7 +44,7 @@ def _measured(bench: Bench) -> list[Row]:
     sides = {mode: partial(cells, mode=mode, seconds=seconds) for mode in MODES}
     found = bench.interleave(bench.rounds(1), sides)
     return [
-        _cell(mode, batch, interval, [one[batch, interval] for one in found[mode]])
+        _cell(mode, batch, interval, [run[batch, interval] for run in found[mode]])
         for mode in MODES
         for batch in BATCHES
         for interval in INTERVALS
