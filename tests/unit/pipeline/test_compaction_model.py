@@ -1,9 +1,10 @@
 """Compaction among everything else that happens to a table, in any order: rounds, other engines that append, compact,
-delete, expire, add columns and partition, drivers that are killed, files that are cleaned up.
+delete, expire, add columns and partition, drivers that are killed, a retention that comes and goes, files that are
+cleaned up.
 
 Afterwards the rows are those that were published, without those that an engine deleted: each offset once, with its
 payload, in PyIceberg, in our own readers and in `verify --deep` (`FaultWorld.check`); and every file that any snapshot
-names is there.
+names is there. When some days have passed, no other file is.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pytest
 
 from icestream.iceberg.manifests import ManifestEntry
 from icestream.model import ShardKey
+from icestream.model.backlog_messages import RetainedTopic
 from icestream.model.pipeline_file_name import parse_pipeline_file
 from icestream.pipeline.compaction.compaction_job import CompactionJob
 from icestream.pipeline.driver.effects import Effect, Fault
@@ -43,6 +45,7 @@ class CompactionModel:
         self.world = world
         self.chance = random.Random(seed)
         self.compactions = 0
+        self._done: set[str] = set()
         self.life, self.job = self._new_life()
 
     def _new_life(self, fault: Fault | None = None) -> tuple[InterruptibleDriver, CompactionJob]:
@@ -50,7 +53,7 @@ class CompactionModel:
         return life, add_compaction(life)
 
     async def step(self) -> None:
-        kind = self.chance.choice(("ingest", "ingest", "compact", "compact", "engine", "kill", "time"))
+        kind = self.chance.choice(("ingest", "ingest", "compact", "compact", "engine", "kill", "time", "retention"))
         if kind == "engine":
             await self.meddle(self.chance.choice(DEEDS))
             return
@@ -63,6 +66,11 @@ class CompactionModel:
         """An engine deletes rows by delete files, or does what `ForeignEngine` does, which takes files at face value
         and so comes only while there are no delete files. Deletes by value come only while compaction can apply them to
         all files: PyIceberg, which checks the rows, cannot read them."""
+        # `ForeignEngine` gives a column one name, and knows no partitions.
+        if deed in self._done or ("partition" in self._done and deed in ("compaction", "delete")):
+            return
+        if deed in ("add a column", "partition"):
+            self._done.add(deed)
         entries = await live_entries(self.world)
         match deed:
             case "by position":
@@ -86,6 +94,11 @@ class CompactionModel:
                 await compact(self.life, self.job, 3)
             case "kill":
                 await self.kill()
+            case "retention":
+                self.world.retained = [RetainedTopic(1, "/default/t1", messages_max=self.chance.randint(20, 60))]
+                self.world.clock.advance(61)
+                await self.life.driver.turn()
+                self.world.retained = []
             case "time":
                 self.world.clock.advance(3_600)
                 if self.life.cleaner is not None:
@@ -111,6 +124,21 @@ class CompactionModel:
         await compact(self.life, self.job)
         await self.world.check()
         assert not self.life.topics.halted
+        await self.check_files()
+
+    async def check_files(self) -> None:
+        """What attempts, engines and expired snapshots have left is gone after some days: the second listing condemns
+        files of others, and epochs have ended."""
+        for _ in range(4):
+            await self.life.lease.release()
+            self.world.clock.advance(25 * 3_600)
+            await self.world.publish_some()
+            await self.world.drain(self.life)
+            await compact(self.life, self.job)
+            await self.world.clean(self.life)
+        for topic_id in (1, 2):
+            left = await self.world.present(topic_id) - await self.world.needed(topic_id)
+            assert not left, (self.life.lease.epoch, left)
 
 
 async def run(folder: Path, seed: int) -> int:

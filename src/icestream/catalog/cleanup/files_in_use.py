@@ -55,12 +55,15 @@ class FilesInUse:
         self.uuids: set[str] = set()  # of all tables in the catalog
         self.unreadable: dict[str, errors.IcestreamError] = {}  # by the keys of tables
 
-    def add(self, paths: Iterable[str]) -> None:
-        """Adds those of the paths that are below the locations."""
+    def add(self, paths: Iterable[str], own_location: str | None = None) -> None:
+        """Adds those of the paths that are below the locations, but not below `own_location`."""
+        own_identity = None if own_location is None else object_identity(own_location)
         for path in paths:
             # No file to be removed can be meant by a path that is not a location.
             identity = None if normalize_or_none(path) is None else object_identity(path)
-            if identity is not None and any(is_inside(identity, location) for location in self._locations):
+            if identity is None or (own_identity is not None and is_inside(identity, own_identity)):
+                continue
+            if any(is_inside(identity, location) for location in self._locations):
                 self.files.add(identity)
 
     def overlaps(self, table_location: str, own_location: str | None = None) -> bool:
@@ -132,14 +135,15 @@ class FilesInUseScan:
         def on_damaged(file: str, error: errors.IcestreamError) -> None:
             in_use.add_unreadable(key, file, error)
 
-        in_use.add([*document_references(table), *lists_of(table)])
+        # Of its own files the clean-up reads the live ones; manifests name replaced ones, too.
+        in_use.add([*document_references(table), *lists_of(table)], own_location)
         async for manifest in manifests_of(table, self._manifests, on_damaged):
             yield
-            in_use.add([manifest])
+            in_use.add([manifest], own_location)
             # A self-contained manifest of a table elsewhere cannot name a file that matters: it is not read again.
             if manifest not in self._self_contained or overlaps:
                 paths = await files_of(manifest, self._manifests, on_damaged)
-                in_use.add(paths)
+                in_use.add(paths, own_location)
                 self._remember(manifest, paths, table_location)
 
     def _remember(self, manifest: str, paths: Sequence[str], table_location: str) -> None:
