@@ -123,14 +123,15 @@ class BackupWorld:
         self.node = await BrokerNode.start(settings)
         self.link = await open_link(settings.local_socket, "test")
         if self.lake is not None:
-            topic, topic_id = self.lake.topic, self.lake.topic_id
+            former = self.lake
             self.lake = TopicLake(
-                self.folder / "warehouse", self.node.store, SystemClock(), topic=topic, topic_id=topic_id
+                self.folder / "warehouse", self.node.store, SystemClock(), topic=former.topic, topic_id=former.topic_id
             )
 
     def stored(self, key: BackupKey | None = None) -> StoredBackups:
         return StoredBackups(self.target, key)
 
+            self.lake.go_on_from(former)
     def run(
         self,
         *,

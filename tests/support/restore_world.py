@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from icestream import errors
 from icestream.backup.backup_root import BackupRoot
 from icestream.backup.encryption import BackupKey
+from icestream.backup.stored_backups import StoredBackups
 from icestream.catalog.catalog import Catalog
 from icestream.catalog.cleanup.deleted_topic_tables import DeletedTopicTables
 from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
@@ -71,11 +72,12 @@ class RestoreWorld:
         key: BackupKey | None = None,
         *,
         is_in_place: bool = False,
+        stored: StoredBackups | None = None,
         **more: Any,
     ) -> RestoredTopic:
-        """Restores the topic ORDERS under a name."""
+        """Restores the topic ORDERS under a name. `stored`: where the root is of; the target of the world."""
         (cut,) = [topic for topic in root.topics if topic.name == str(ORDERS)]
-        run = self.run_of(RestorePlan([(cut, name)], is_in_place=is_in_place), key, **more)
+        run = self.run_of(RestorePlan([(cut, name)], is_in_place=is_in_place), key, stored, **more)
         (restored,) = await run.run(root)
         return restored
 
@@ -94,7 +96,9 @@ class RestoreWorld:
         )
         return await run.run(root), run
 
-    def run_of(self, plan: RestorePlan, key: BackupKey | None, **more: Any) -> RestoreRun:
+    def run_of(
+        self, plan: RestorePlan, key: BackupKey | None, stored: StoredBackups | None = None, **more: Any
+    ) -> RestoreRun:
         world = self.world
         settings = node_settings(world.folder / "data", "iceberg")
         warehouse = f"file:{world.folder / 'warehouse'}"
@@ -104,8 +108,8 @@ class RestoreWorld:
             settings.model_copy(update={"storage": storage}), LocalFiles(open_local, InlineOffload())
         )
         return RestoreRun(
-            world.call, self.adopt, world.stored(key), LocalSource().chunks, tables, SystemClock(), InlineOffload(),
-            plan, **more,
+            world.call, self.adopt, stored or world.stored(key), LocalSource().chunks, tables, SystemClock(),
+            InlineOffload(), plan, **more,
         )  # fmt: skip
 
     async def rows(self, name: TopicName = BESIDE) -> list[tuple[int, bytes]]:

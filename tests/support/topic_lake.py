@@ -44,56 +44,46 @@ TOPIC, TOPIC_ID = "/default/orders", 12
 TABLE = Identifier(("default",), "orders")
 LEASE = 1
 Row = Mapping[str, Any]
-_PAIRS = {
-    "type": "array",
-    "items": {
-        "type": "record",
-        "name": "pair",
-        "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": "bytes"}],
-    },
-    "logicalType": "map",
-}
+
+
+def _pairs(record: str, key: int, value: int) -> dict[str, Any]:
+    fields = [{"name": "key", "type": "int", "field-id": key}, {"name": "value", "type": "bytes", "field-id": value}]
+    return {"type": "array", "items": {"type": "record", "name": record, "fields": fields}, "logicalType": "map"}
+
+
+def _optional(name: str, number: int, kind: Any) -> dict[str, Any]:
+    return {"name": name, "type": ["null", kind], "default": None, "field-id": number}
+
+
+_NULLS = _pairs("nulls", 121, 122)
+_NULLS["items"]["fields"][1]["type"] = "long"
 _FILE = {
     "type": "record",
     "name": "r2",
     "fields": [
-        {"name": "content", "type": "int"},
-        {"name": "file_path", "type": "string"},
-        {"name": "file_format", "type": "string"},
-        {"name": "partition", "type": {"type": "record", "name": "r102", "fields": []}},
-        {"name": "record_count", "type": "long"},
-        {"name": "file_size_in_bytes", "type": "long"},
-        {"name": "lower_bounds", "type": ["null", {**_PAIRS, "items": {**_PAIRS["items"], "name": "lower"}}]},
-        {"name": "upper_bounds", "type": ["null", {**_PAIRS, "items": {**_PAIRS["items"], "name": "upper"}}]},
-        {
-            "name": "null_value_counts",
-            "type": [
-                "null",
-                {
-                    "type": "array",
-                    "items": {
-                        "type": "record",
-                        "name": "nulls",
-                        "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": "long"}],
-                    },
-                },
-            ],
-            "default": None,
-        },
-        {"name": "equality_ids", "type": ["null", {"type": "array", "items": "int"}], "default": None},
-        {"name": "referenced_data_file", "type": ["null", "string"], "default": None},
-        {"name": "content_offset", "type": ["null", "long"], "default": None},
-        {"name": "content_size_in_bytes", "type": ["null", "long"], "default": None},
+        {"name": "content", "type": "int", "field-id": 134},
+        {"name": "file_path", "type": "string", "field-id": 100},
+        {"name": "file_format", "type": "string", "field-id": 101},
+        {"name": "partition", "type": {"type": "record", "name": "r102", "fields": []}, "field-id": 102},
+        {"name": "record_count", "type": "long", "field-id": 103},
+        {"name": "file_size_in_bytes", "type": "long", "field-id": 104},
+        _optional("lower_bounds", 125, _pairs("lower", 126, 127)),
+        _optional("upper_bounds", 128, _pairs("upper", 129, 130)),
+        _optional("null_value_counts", 110, _NULLS),
+        _optional("equality_ids", 135, {"type": "array", "items": "int", "element-id": 136}),
+        _optional("referenced_data_file", 143, "string"),
+        _optional("content_offset", 144, "long"),
+        _optional("content_size_in_bytes", 145, "long"),
     ],
 }
 MANIFEST = {
     "type": "record",
     "name": "manifest_entry",
     "fields": [
-        {"name": "status", "type": "int"},
-        {"name": "snapshot_id", "type": ["null", "long"]},
-        {"name": "sequence_number", "type": ["null", "long"]},
-        {"name": "data_file", "type": _FILE},
+        {"name": "status", "type": "int", "field-id": 0},
+        {"name": "snapshot_id", "type": ["null", "long"], "field-id": 1},
+        {"name": "sequence_number", "type": ["null", "long"], "field-id": 3},
+        {"name": "data_file", "type": _FILE, "field-id": 2},
     ],
 }
 LIST = {
@@ -178,6 +168,10 @@ class TopicLake:
         self._numbers = count(1)
         self._request_numbers = count(1)
 
+    def go_on_from(self, former: TopicLake) -> None:
+        """Commits behind those of another one, over the same store."""
+        self.live, self._numbers = former.live, former._numbers
+
     async def _is_secured(self) -> bool:
         return self.is_secured
 
@@ -260,7 +254,13 @@ class TopicLake:
         """A file that deletes rows of another by their places in it."""
         path = entry["data_file"]["file_path"]
         at = sorted(positions)
-        arrow_table = pa.table({"file_path": pa.array([path] * len(at)), "pos": pa.array(at, pa.int64())})
+        schema = pa.schema(
+            [
+                pa.field("file_path", pa.string(), metadata={b"PARQUET:field_id": b"2147483546"}),
+                pa.field("pos", pa.int64(), metadata={b"PARQUET:field_id": b"2147483545"}),
+            ]
+        )
+        arrow_table = pa.table([pa.array([path] * len(at)), pa.array(at, pa.int64())], schema)
         where = f"{(await self.table()).location}/data/{uuid.uuid4()}-deletes.parquet"
         self._write(where, arrow_table, 1_000_000, True)
         return self._entry(where, arrow_table, {}, content)

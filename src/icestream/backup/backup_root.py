@@ -166,6 +166,7 @@ class BackupRoot(msgspec.Struct, frozen=True):
     objects_sha256: str
     manifests: SeedManifests
     encryption: EncryptionNote | None
+    frozen_ms: int = 0  # the first millisecond behind the snapshot of the metadata store; 0: not recorded
 
 
 Document = TypeVar("Document", BackupBegin, BackupRoot)

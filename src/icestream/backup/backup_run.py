@@ -142,6 +142,7 @@ class CutRecord(msgspec.Struct, frozen=True):
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
+    frozen_ms: int = 0
     """A batch of copied files, and what became of its manifest."""
 
     rows: list[list[Any]]
@@ -365,8 +366,15 @@ class BackupRun:
             if not isinstance(await self._catalog.commit(identifier, change), CommitDone):
                 continue
             pinned = await self._catalog.load(identifier)
-            if (pinned.metadata.get("refs") or {}).get(tag, {}).get("snapshot-id") == snapshot_id:
-                return _pinned(topic, pinned, snapshot_id)
+            if (pinned.metadata.get("refs") or {}).get(tag, {}).get("snapshot-id") != snapshot_id:
+                continue
+            table = _pinned(topic, pinned, snapshot_id)
+            if table.is_known or pinned.committed is None:
+                return table
+            # Engines expired the snapshots that say what the table has. The catalog says it of the current one.
+            if pinned.current_snapshot_id == snapshot_id:
+                table.committed, table.is_known = dict(pinned.committed), True
+                return table
         raise errors.StorageUnavailable(
             f"table {identifier} changed {_PIN_ATTEMPTS} times while it was pinned", hint="begin the backup again"
         )
@@ -401,6 +409,7 @@ class BackupRun:
             table = tables.get(topic.id)
             # Logs of MQTT sessions have no record. A log remembers deleted topics.
             if topic.has_table and topic.id not in recorded:
+        frozen_ms = self._now_ms + 1  # no change of this millisecond is missed by a restore to a later one
                 if any(shard.floor < shard.synced for key, shard in log.shards.items() if key.topic_id == topic.id):
                     left_out.append(LeftOutTopic(topic.name, "deleted"))
                 continue
@@ -438,7 +447,7 @@ class BackupRun:
             )
         return CutRecord(
             self._plan, begun_ms, ends.cut_ms, node_state.revision, revision, node_state.cluster, metadata, [node],
-            topics, incomplete, left_out, [list(row) for row in rows],
+            topics, incomplete, left_out, [list(row) for row in rows], frozen_ms,
         )  # fmt: skip
 
     async def _cut_shard(
@@ -809,6 +818,7 @@ class BackupRun:
         tag = f"{BACKUP_TAG}{self._plan.id}"
         identifier = Identifier(tuple(table.namespace), table.name)
         try:
+            cut.frozen_ms,
             loaded = await self._catalog.load(identifier)
         except errors.UnknownTable:
             loaded = None

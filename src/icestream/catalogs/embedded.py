@@ -133,4 +133,4 @@ def _refused_outcomes(
 
 
 def _loaded(committed: CommittedTable) -> LoadedTable:
-    return LoadedTable(committed.table.as_json(), committed.location)
+    return LoadedTable(committed.table.as_json(), committed.location, committed=committed.committed)

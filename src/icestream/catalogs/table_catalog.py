@@ -35,6 +35,8 @@ class LoadedTable:
     metadata: Object
     metadata_location: str | None = None
     config: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # What the table of a topic has, by shard, as our own catalog recorded it with this metadata; None: not known.
+    committed: Mapping[int, int] | None = None
 
     @property
     def uuid(self) -> str | None:

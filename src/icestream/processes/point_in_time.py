@@ -117,7 +117,8 @@ def base_for(roots: Sequence[BackupRoot], cut: Cut) -> BackupRoot:
 def lies_before(root: BackupRoot, cut: Cut) -> bool:
     """Whether a backup can be the base of a restore to this cut."""
     if isinstance(cut, CutTime):
-        return root.cut_ms * 1_000 <= cut.time_us
+        # Its metadata is younger than its messages: cursors and policies between both would be those of later.
+        return max(root.cut_ms, root.frozen_ms) * 1_000 <= cut.time_us
     for topic in root.topics:
         for shard in topic.shards:
             if topic.name == cut.topic and shard.shard == cut.shard:

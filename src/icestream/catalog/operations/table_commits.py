@@ -53,6 +53,7 @@ class CommittedTable(NamedTuple):
     location: str  # of its metadata file
     table: TableMetadata
     repeated: int | None = None  # the snapshot of a round or rewrite that was committed before
+    committed: Mapping[int, int] | None = None  # what a topic's table has, by shard; None: not asked, or of no topic
 
 
 class LoadedState(NamedTuple):

@@ -48,7 +48,9 @@ class TableOperations:
     async def load(self, identifier: Identifier) -> CommittedTable:
         """Raises UnknownTable, and MetadataFileMissing if its metadata file was removed, also while it is cached."""
         loaded = await self._commits.load(identifier, self._runner.documents.checked_table)
-        return CommittedTable(loaded.state.location, loaded.state.table)
+        binding = loaded.record.binding
+        committed = None if binding is None else binding.committed()
+        return CommittedTable(loaded.state.location, loaded.state.table, committed=committed)
 
     async def read_file(self, location: str) -> TableMetadata:
         """Returns the table of a metadata file, which need not be in the catalog. Raises InvalidInput outside the
