@@ -1508,6 +1508,10 @@ BACKUP_CHUNK_BYTES: Final = 1 * MIB
 BACKUP_DOCUMENT_BYTES_MAX: Final = 256 * MIB
 # Files that are copied at once: enough for the latency of a bucket; each takes a chunk of memory.
 BACKUP_UPLOADS_AT_ONCE: Final = 4
+# Files from which tasks of Spark copy a backup: a job of 256 of them costs some 100 ms beside the copy, and the session
+# of a command five seconds.
+BACKUP_SPARK_FILES_DEFAULT: Final = 10_000
+BACKUP_SPARK_FILES_MAX: Final = 1_000_000_000
 # A tail is read whole by a restore; its positions are u32.
 BACKUP_TAIL_OBJECT_BYTES: Final = 64 * MIB
 # A flushed batch: what one manifest of seed 003 describes.

@@ -23,9 +23,9 @@ from icestream.processes.point_in_time import CutTime, base_for, lies_before
 from icestream.processes.restore_run import RestoreEffect
 from tests.support.archive_world import archive_world
 from tests.support.backup_history import BackupHistory, Moment, crash_at
-from tests.support.backup_world import ORDERS
+from tests.support.backup_world import ORDERS, Crash
 from tests.support.lakehouse import duckdb_with_iceberg
-from tests.support.restore_world import Crash, RestoreWorld
+from tests.support.restore_world import RestoreWorld
 
 pytestmark = pytest.mark.asyncio
 KEY = BackupKey(bytes(range(32)))

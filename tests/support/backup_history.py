@@ -19,9 +19,8 @@ from icestream.iceberg.manifests import decode_manifest_list, live_entries
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
 from tests.support.archive_world import ArchiveWorld
-from tests.support.backup_world import ORDERS
+from tests.support.backup_world import ORDERS, Crash
 from tests.support.broker_machine import SubscriptionReader, quiet, subscribe
-from tests.support.restore_world import Crash
 from tests.support.topic_lake import row
 
 Effect = TypeVar("Effect", bound=StrEnum)

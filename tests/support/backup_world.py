@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ from typing import Any
 from icestream import limits
 from icestream.backup.backup_layout import new_backup_id
 from icestream.backup.backup_root import BackupRoot
-from icestream.backup.backup_run import BackupEffect, BackupPlan, BackupRun
+from icestream.backup.backup_run import BackupEffect, BackupPlan, BackupRun, BulkCopy
 from icestream.backup.backup_target import BackupTarget, DirectoryTarget
 from icestream.backup.backup_verify import BackupFinding, BackupVerification
 from icestream.backup.encryption import BackupKey
+from icestream.backup.file_copy import RunTasks, SparkFileCopy
 from icestream.backup.node_client import NodeClient
 from icestream.backup.object_upload import ObjectUpload, WriteRate
 from icestream.backup.seed_manifest import SeedOptions
 from icestream.backup.stored_backups import StoredBackups
 from icestream.catalogs.embedded import EmbeddedCatalog
+from icestream.catalogs.store_options import StoreOptions
 from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block
 from icestream.model.topic_name import TopicName
@@ -68,6 +71,7 @@ class BackupWorld:
         self.folder = folder
         self.target: BackupTarget = DirectoryTarget(folder / "backups", InlineOffload())
         self.lake: TopicLake | None = None
+        self.store = StoreOptions()  # for tasks that copy
         self.calls: list[str] = []
         self.number = 0
         self.committed = 0
@@ -127,11 +131,11 @@ class BackupWorld:
             self.lake = TopicLake(
                 self.folder / "warehouse", self.node.store, SystemClock(), topic=former.topic, topic_id=former.topic_id
             )
+            self.lake.go_on_from(former)
 
     def stored(self, key: BackupKey | None = None) -> StoredBackups:
         return StoredBackups(self.target, key)
 
-            self.lake.go_on_from(former)
     def run(
         self,
         *,
@@ -139,12 +143,18 @@ class BackupWorld:
         key: BackupKey | None = None,
         on_effect: Callable[[BackupEffect], None] = lambda _: None,
         bucket: WriteRate | None = None,
+        run_tasks: RunTasks | None = None,
         **plan: Any,
     ) -> BackupRun:
         clock = SystemClock()
         randomness = SystemRandomness()
         backup_id = plan.pop("id", None) or new_backup_id(clock.wall_us() // 1_000, randomness.token(4))
         upload = ObjectUpload(self.target, InlineOffload(), clock, randomness, key, bucket)
+        bulk = None
+        if run_tasks is not None:
+            store = dataclasses.asdict(self.store)
+            location = self.target.location("").rstrip("/")
+            bulk = BulkCopy(SparkFileCopy(run_tasks, upload, InlineOffload(), location, store, 2), 0)
         return BackupRun(
             NodeClient(self.call, backup_id),
             self.catalog,
@@ -154,6 +164,7 @@ class BackupWorld:
             BackupPlan(backup_id, **plan),
             seed or SeedOptions(),
             on_effect=on_effect,
+            bulk=bulk,
         )
 
     async def back_up(self, **options: Any) -> BackupRoot:

@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing.connection import Connection
@@ -116,6 +116,11 @@ class Spark:
     def round(self, plan: RoundPlan) -> list[TopicTaskResult]:
         """Runs a round in this session, as the pipeline does in its own."""
         return [decode_written(data) for data in self._ask("round", msgspec.msgpack.encode(plan))]
+
+    def copy(self, jobs: Sequence[bytes]) -> list[bytes]:
+        """Runs tasks of a backup in this session, as the pipeline does in its own."""
+        results: list[bytes] = self._ask("copy", list(jobs))
+        return results
 
     def _ask(self, *question: Any) -> Any:
         if not self._is_up:

@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from icestream.backup.file_copy import run_copy_jobs
 from icestream.pipeline.round_plan import RoundPlan
-from icestream.pipeline.spark.writer import run_round
+from icestream.pipeline.spark.writer import run_jobs, run_round
 
 
 def main(number: int, settings: dict[str, str]) -> None:
@@ -48,6 +49,8 @@ def answer(session: Any, kind: str, arguments: list[Any]) -> Any:
             return session.conf.unset(key)
         case "round", [plan]:
             return run_round(session.sparkContext, msgspec.msgpack.decode(plan, type=RoundPlan))
+        case "copy", [jobs]:
+            return run_jobs(session.sparkContext, run_copy_jobs, jobs)
     raise ValueError(kind)
 
 

@@ -18,7 +18,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
@@ -47,6 +48,7 @@ from icestream.backup.backup_root import (
     encode_document,
 )
 from icestream.backup.encryption import ALGORITHM
+from icestream.backup.file_copy import FileCopier, FileCopy, SourceFile, SourceFiles, run_bounded
 from icestream.backup.inventory_table import update_inventory
 from icestream.backup.node_client import HeldNode, ListedTable, NodeClient, NodeEnds
 from icestream.backup.object_list import ObjectRow, encode_list, object_row
@@ -107,10 +109,11 @@ class BackupEffect(StrEnum):
     RELEASE = "release"
 
 
-class SourceFiles(Protocol):
-    """Reads files of tables by their locations; blocks, for threads."""
+class BulkCopy(NamedTuple):
+    """What copies the files of a large backup."""
 
-    def chunks(self, location: str) -> Iterator[bytes]: ...
+    copier: FileCopier
+    files_min: int
 
 
 class BackupPlan(msgspec.Struct, frozen=True):
@@ -139,10 +142,10 @@ class CutRecord(msgspec.Struct, frozen=True):
     incomplete: list[IncompleteShard]
     left_out: list[LeftOutTopic]
     rows: list[list[Any]]
+    frozen_ms: int = 0
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
-    frozen_ms: int = 0
     """A batch of copied files, and what became of its manifest."""
 
     rows: list[list[Any]]
@@ -203,11 +206,15 @@ class BackupRun:
         seed: SeedOptions,
         progress: Progress | None = None,
         on_effect: Callable[[BackupEffect], None] = lambda _: None,
+        bulk: BulkCopy | None = None,
     ) -> None:
-        """`seed`: the settings of the manifests, which this run keeps whatever changes meanwhile (B-13)."""
+        """`seed`: the settings of the manifests, which this run keeps whatever changes meanwhile (B-13). `bulk`: copies
+        the files of a backup that has at least so many; None: the threads of `upload` copy them all."""
         self._node = node
         self._catalog = catalog
         self._source = source
+        self._copier: FileCopier | None = None
+        self._bulk = bulk
         self._upload = upload
         self._target = upload.target
         self._stored = StoredBackups(upload.target, upload.key)
@@ -271,6 +278,11 @@ class BackupRun:
         if self._seed.enable and not self._copied.batches:
             # Tails, checkpoint and metadata store: uploaded with the cut, whose record has their rows.
             await self._record_batch([ObjectRow._make(row) for row in self._cut.rows], [])
+        files = sum(topic.table.files for topic in self._cut.topics if topic.table is not None)
+        if self._bulk is not None and files - len(unchanged) >= self._bulk.files_min:
+            self._copier = self._bulk.copier
+        else:
+            self._copier = FileCopy(self._upload, self._source)
         for topic in self._cut.topics:
             if topic.table is not None:
                 await self._copy_table(topic, topic.table, unchanged)
@@ -397,6 +409,7 @@ class BackupRun:
         # Cursors of topics of other nodes are cut to what the tables have: their logs are not in this backup.
         table_ends = [(table.topic.topic_id, *end) for table in elsewhere for end in table.committed.items()]
         revision, size = await self._node.freeze(table_ends)
+        frozen_ms = self._now_ms + 1  # no change of this millisecond is missed by a restore to a later one
         pieces = await self._node.part("metadata", size)
         metadata = await self._upload.upload(lambda: pieces, "metadata", ".metadata")
         rows.append(self._row(metadata, "metadata"))
@@ -409,7 +422,6 @@ class BackupRun:
             table = tables.get(topic.id)
             # Logs of MQTT sessions have no record. A log remembers deleted topics.
             if topic.has_table and topic.id not in recorded:
-        frozen_ms = self._now_ms + 1  # no change of this millisecond is missed by a restore to a later one
                 if any(shard.floor < shard.synced for key, shard in log.shards.items() if key.topic_id == topic.id):
                     left_out.append(LeftOutTopic(topic.name, "deleted"))
                 continue
@@ -552,7 +564,7 @@ class BackupRun:
         document = orjson.loads(await self._stored.content(table.metadata, "table-metadata"))
         snapshot = next(entry for entry in document["snapshots"] if entry["snapshot-id"] == table.snapshot_id)
         bounds = _offset_columns(document)
-        list_row = await self._copy_file(topic, table, snapshot["manifest-list"], "table-metadata", None, bounds, {})
+        list_row = await self._copy_metadata_file(topic, table, snapshot["manifest-list"])
         list_data = await self._stored.content(list_row.reference, "table-metadata")
         listed = decode_manifest_list(snapshot["manifest-list"], list_data)
         own = own_places(document["location"], document.get("properties") or {})
@@ -560,7 +572,7 @@ class BackupRun:
         manifests: list[relocation.SourceManifest] = []
         for manifest in listed:
             path = manifest.path
-            row = await self._copy_file(topic, table, path, "table-metadata", None, bounds, {})
+            row = await self._copy_metadata_file(topic, table, path)
             data = await self._stored.content(row.reference, "table-metadata")
             manifests.append(relocation.SourceManifest(path, data, manifest.record))
             entries = live_entries(path, data)
@@ -603,59 +615,77 @@ class BackupRun:
         bounds: Mapping[str, int],
         unchanged: Mapping[str, ObjectRow],
     ) -> None:
-        """Copies the files of a manifest, several at once, in batches."""
-        for start in range(0, len(entries), limits.BACKUP_UPLOADS_AT_ONCE):
-            part = entries[start : start + limits.BACKUP_UPLOADS_AT_ONCE]
-            self._on_effect(BackupEffect.COPY)
-            await asyncio.gather(
-                *(
-                    self._copy_file(
-                        topic,
-                        table,
-                        entry.file_path,
-                        "data" if entry.content == DATA_CONTENT else "deletes",
-                        entry,
-                        bounds,
-                        unchanged,
-                    )
-                    for entry in part
-                )
-            )
-            self.progress.files += len(part)
-            self.progress.bytes += sum(entry.file_size_bytes for entry in part)
+        """Copies the files of a manifest in batches, several files at once."""
+        for batch in _batches(entries):
+            await self._copy_batch(topic, table, batch, bounds, unchanged)
+            self.progress.files += len(batch)
+            self.progress.bytes += sum(entry.file_size_bytes for entry in batch)
             if len(self._batch) >= limits.BACKUP_BATCH_FILES or _copied_size(self._batch) >= limits.BACKUP_BATCH_BYTES:
                 await self._flush()
 
-    async def _copy_file(
+    async def _copy_batch(
         self,
         topic: TopicCut,
         table: TableCut,
-        location: str,
-        role: str,
-        entry: ManifestEntry | None,
+        entries: Sequence[ManifestEntry],
         bounds: Mapping[str, int],
         unchanged: Mapping[str, ObjectRow],
-    ) -> ObjectRow:
-        """Copies one file of a table unless that was done before; in a reference backup its row names the original."""
+    ) -> None:
+        """Copies files unless that was done before; in a reference backup their rows name the originals."""
+        entries = [entry for entry in entries if entry.file_path not in self._copied.by_source]
+        references = await self._stored_before(entries, unchanged)
+        missing = [entry for entry in entries if entry.file_path not in references]
+        if self._plan.kind == "reference":
+            self._on_effect(BackupEffect.COPY)
+            for entry in missing:
+                size = entry.file_size_bytes
+                references[entry.file_path] = ObjectRef(normalize(entry.file_path), size, "", size, "")
+        elif missing:
+            files = [
+                SourceFile(normalize(entry.file_path), _role_of(entry), entry.file_size_bytes) for entry in missing
+            ]
+            assert self._copier is not None
+            copied = await self._copier.copy(files, lambda: self._on_effect(BackupEffect.COPY))
+            references |= {entry.file_path: file.reference for entry, file in zip(missing, copied, strict=True)}
+        for entry in entries:
+            offsets, shard, times = _bounds_of(entry, bounds)
+            row = self._row(
+                references[entry.file_path], _role_of(entry), topic_id=topic.id, topic=topic.name, shard=shard,
+                offsets=offsets, rows=entry.record_count, times_us=times, source=entry.file_path,
+                snapshot_id=table.snapshot_id,
+            )  # fmt: skip
+            self._copied.add([row])
+            self._batch.append(row)
+
+    async def _stored_before(
+        self, entries: Sequence[ManifestEntry], unchanged: Mapping[str, ObjectRow]
+    ) -> dict[str, ObjectRef]:
+        """The objects of files that the parent has, unless they are gone."""
+        references: dict[str, ObjectRef] = {}
+
+        async def look(path: str, former: ObjectRow) -> None:
+            if await self._target.size(former.path) == former.size:
+                references[path] = former.reference
+                self._upload.reused.add(former.path)
+
+        calls = [
+            partial(look, entry.file_path, former)
+            for entry in entries
+            if (former := unchanged.get(entry.file_path)) is not None
+        ]
+        await run_bounded(calls, limits.BACKUP_UPLOADS_AT_ONCE)
+        return references
+
+    async def _copy_metadata_file(self, topic: TopicCut, table: TableCut, location: str) -> ObjectRow:
+        """Copies a manifest or a manifest list unless that was done before, also in a reference backup."""
         if (done := self._copied.by_source.get(location)) is not None:
             return done
-        former = unchanged.get(location)
-        if former is not None and await self._target.size(former.path) == former.size:
-            reference = former.reference
-            self._upload.reused.add(reference.path)
-        elif self._plan.kind == "reference" and entry is not None:
-            reference = ObjectRef(normalize(location), entry.file_size_bytes, "", entry.file_size_bytes, "")
-        else:
-            path = normalize(location)
-            reference = await self._upload.upload(lambda: self._source.chunks(path), role, layout.suffix_of(location))
-            if entry is not None and reference.content_size != entry.file_size_bytes:
-                raise errors.TableDamaged(
-                    f"{location} has {reference.content_size} bytes, its manifest says {entry.file_size_bytes}"
-                )
-        offsets, shard, times = _bounds_of(entry, bounds) if entry is not None else (None, None, None)
+        path = normalize(location)
+        reference = await self._upload.upload(
+            lambda: self._source.chunks(path), "table-metadata", layout.suffix_of(location)
+        )
         row = self._row(
-            reference, role, topic_id=topic.id, topic=topic.name, shard=shard, offsets=offsets,
-            rows=entry.record_count if entry is not None else None, times_us=times, source=location,
+            reference, "table-metadata", topic_id=topic.id, topic=topic.name, source=location,
             snapshot_id=table.snapshot_id,
         )  # fmt: skip
         self._copied.add([row])
@@ -788,6 +818,7 @@ class BackupRun:
             digest_of_objects((row.path, row.sha256, row.size) for row in rows),
             SeedManifests(self._copied.written, self._copied.missing),
             EncryptionNote(self._upload.key.id, ALGORITHM) if self._upload.key is not None else None,
+            cut.frozen_ms,
         )  # fmt: skip
         self._on_effect(BackupEffect.ROOT)
         await self._upload.put_document(layout.root_name(self._plan.id), encode_document(root))
@@ -818,7 +849,6 @@ class BackupRun:
         tag = f"{BACKUP_TAG}{self._plan.id}"
         identifier = Identifier(tuple(table.namespace), table.name)
         try:
-            cut.frozen_ms,
             loaded = await self._catalog.load(identifier)
         except errors.UnknownTable:
             loaded = None
@@ -909,6 +939,24 @@ def _offset_columns(document: Object) -> dict[str, int]:
     current = document.get("current-schema-id", 0)
     schema = next((entry for entry in schemas if entry.get("schema-id", 0) == current), schemas[-1])
     return {column["name"]: column["id"] for column in schema["fields"]}
+
+
+def _role_of(entry: ManifestEntry) -> str:
+    return "data" if entry.content == DATA_CONTENT else "deletes"
+
+
+def _batches(entries: Sequence[ManifestEntry]) -> Iterator[list[ManifestEntry]]:
+    """Entries in groups of at most BACKUP_BATCH_FILES; one is ended by BACKUP_BATCH_BYTES."""
+    batch: list[ManifestEntry] = []
+    size = 0
+    for entry in entries:
+        batch.append(entry)
+        size += entry.file_size_bytes
+        if len(batch) >= limits.BACKUP_BATCH_FILES or size >= limits.BACKUP_BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _bounds_of(

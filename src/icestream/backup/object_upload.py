@@ -66,13 +66,24 @@ class ObjectUpload:
 
     async def upload(self, chunks: Callable[[], Iterable[bytes]], role: str, suffix: str) -> ObjectRef:
         """Uploads what `chunks` yields, which is read in a thread. Raises what it raises."""
+        return (await self.upload_object(chunks, role, suffix))[0]
+
+    async def upload_object(
+        self, chunks: Callable[[], Iterable[bytes]], role: str, suffix: str
+    ) -> tuple[ObjectRef, bool]:
+        """As `upload`; also whether the object is new."""
         nonce = self._randomness.token(NONCE_PREFIX_BYTES)
         path, reference = await self._offload.run(lambda: self._spool(chunks, role, suffix, nonce))
-        if await self.target.adopt(path, reference.path):
+        is_new = await self.target.adopt(path, reference.path)
+        self.count(reference, is_new=is_new)
+        return reference, is_new
+
+    def count(self, reference: ObjectRef, *, is_new: bool) -> None:
+        """Counts an object that was uploaded, here or by a task."""
+        if is_new:
             self.uploaded += 1
         else:
             self.reused.add(reference.path)
-        return reference
 
     async def put_document(self, name: str, data: bytes) -> None:
         """Writes a small object exclusively, within the rate limit."""

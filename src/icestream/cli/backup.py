@@ -452,6 +452,7 @@ async def _create(
     from icestream.cli.broker_connection import broker_calls
     from icestream.cli.broker_settings import broker_instance
     from icestream.processes.configured_catalog import open_catalog
+    from icestream.processes.copy_tasks import command_tasks
     from icestream.runtime.clock import SystemClock
     from icestream.runtime.randomness import SystemRandomness
     from icestream.runtime.tasks import ThreadOffload
@@ -471,11 +472,15 @@ async def _create(
             node = NodeClient(broker.call, plan.id)
             seed = SeedOptions(**await node.options())
             upload = ObjectUpload(stored.target, offload, clock, randomness, stored.key, WriteRate(bytes_per_second))
-            run = BackupRun(node, catalog, warehouse_files(settings), upload, clock, plan, seed, progress)
             if resume is None:
                 print_note(f"backup {plan.id}")
-            async with _shown(progress, plan):
-                return await (run.resume() if resume else run.run())
+            with command_tasks(settings) as tasks:
+                bulk = tasks.bulk_copy(settings, stored.target.location("").rstrip("/"), upload, bytes_per_second)
+                run = BackupRun(
+                    node, catalog, warehouse_files(settings), upload, clock, plan, seed, progress, bulk=bulk
+                )
+                async with _shown(progress, plan):
+                    return await (run.resume() if resume else run.run())
     finally:
         await catalog.close()
         offload.close()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -69,6 +69,7 @@ from icestream.pipeline.task_keys import TaskKeys, settings_storage
 from icestream.processes.component_options import fixed_namespace, object_warehouse, store_options, table_roots
 from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog, open_table_role
 from icestream.processes.continuous_archive import ContinuousArchive
+from icestream.processes.copy_tasks import CopyTasks
 from icestream.processes.node.certificates import report_change
 from icestream.processes.pipeline_options import compaction_options, driver_options, setup_paths, spark_options
 from icestream.processes.scheduled_backups import ScheduledBackups, broker_call
@@ -264,7 +265,12 @@ async def _open_driver(
         closing.push_async_callback(erasure.close)
         jobs.add(erasure)
     if settings.backup.schedule.interval_ms:
-        schedule = ScheduledBackups(settings, broker_call(link.call), catalog, files, clock, randomness, backup_threads)
+        copy_thread = ThreadOffload("backup jobs")
+        closing.callback(copy_thread.close)
+        copy_tasks = CopyTasks(writer.run_tasks, copy_thread, max(1, writer.tasks_max - 1))
+        schedule = ScheduledBackups(
+            settings, broker_call(link.call), catalog, files, clock, randomness, backup_threads, copy_tasks
+        )
         background.start(schedule.run(), "scheduled backups")
     if settings.backup.target is not None:
         drills = ScheduledDrills(settings, clock, randomness, backup_threads)
@@ -300,7 +306,11 @@ def _task_keys(store: StoreOptions, clock: Clock, closing: contextlib.AsyncExitS
 
 
 class TaskWriter(RoundWriter, GroupWriter, FileSearcher, Protocol):
-    """Runs the tasks of every job of the driver."""
+    """Runs the tasks of every job of the driver, and of backups."""
+
+    def run_tasks(
+        self, function: Callable[[Iterable[bytes]], Iterator[bytes]], task_jobs: Sequence[bytes]
+    ) -> list[bytes]: ...
 
 
 def _local_files(settings: Settings, offload: Offload) -> LocalFiles:

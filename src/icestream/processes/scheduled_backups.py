@@ -30,6 +30,7 @@ from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.identifier import Identifier
 from icestream.observability.log import get_logger
 from icestream.processes.component_options import store_options, table_roots
+from icestream.processes.copy_tasks import CopyTasks
 from icestream.readers.lazy_scanner import file_opener
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
@@ -52,8 +53,9 @@ class ScheduledBackups:
         clock: Clock,
         randomness: Randomness,
         offload: Offload,
+        tasks: CopyTasks | None = None,
     ) -> None:
-        """`call`: of the broker. `offload`: threads for reading, hashing and writing."""
+        """`call`: of the broker. `offload`: threads for reading, hashing and writing. `tasks`: copy large backups."""
         self._settings = settings
         self._call = call
         self._catalog = catalog
@@ -61,6 +63,7 @@ class ScheduledBackups:
         self._clock = clock
         self._randomness = randomness
         self._offload = offload
+        self._tasks = tasks
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -129,7 +132,8 @@ class ScheduledBackups:
             stored.key,
             WriteRate(options.rate_bytes),
         )
-        return await BackupRun(node, self._catalog, self._source, upload, self._clock, plan, seed).run()
+        bulk = None if self._tasks is None else self._tasks.bulk_copy(self._settings, options.target or "", upload)
+        return await BackupRun(node, self._catalog, self._source, upload, self._clock, plan, seed, bulk=bulk).run()
 
     async def _delete(self, stored: StoredBackups, backup_id: str) -> None:
         """Deletes a backup with its pins."""

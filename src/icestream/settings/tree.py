@@ -280,6 +280,12 @@ class BackupSection(Section):
         description="Bytes per second that a backup writes, manifests included, without `--rate`. 0, the default, is "
         "no limit: a backup that takes longer holds log files for longer.",
     )
+    spark_files: Annotated[int, units.count(0, limits.BACKUP_SPARK_FILES_MAX)] = Field(
+        default=limits.BACKUP_SPARK_FILES_DEFAULT,
+        description="Number of files from which tasks of Spark copy a backup, wherever `pipeline.spark.master` is; "
+        "below it threads of one process copy. 0: threads copy always. Encrypted backups, and those of a store with "
+        "`table_role_arn`, are copied by threads: executors get neither the key nor all keys of the store.",
+    )
     key: Annotated[str, text.LOCATION] | None = Field(
         default=None,
         description="Where the key that encrypts backups comes from without `--key`: `file:PATH`, `env:NAME` or "

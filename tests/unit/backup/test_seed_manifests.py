@@ -23,7 +23,7 @@ from icestream.backup.seed_manifest import SeedOptions, check_options, manifest_
 from icestream.observability import metrics
 from icestream.runtime.tasks import InlineOffload
 from icestream.settings import load
-from tests.support.backup_world import BackupWorld, RecordingSource, backup_world
+from tests.support.backup_world import BackupWorld, Crash, RecordingSource, backup_world
 
 pytestmark = pytest.mark.asyncio
 ENABLED = SeedOptions(enable=True)
@@ -185,9 +185,9 @@ async def test_b_10_no_manifest_names_a_file_that_is_not_there(tmp_path: Path) -
 
             def strike(reached: BackupEffect, effect: BackupEffect = effect) -> None:
                 if reached is effect:
-                    raise KeyboardInterrupt
+                    raise Crash
 
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(Crash):
                 await world.run(seed=ENABLED, on_effect=strike).run()
             for file in described(tmp_path / "backups"):
                 assert (tmp_path / "backups" / file["file_name"]).exists()
@@ -229,10 +229,10 @@ async def test_b_12_a_retry_repeats_files_under_the_same_names(tmp_path: Path) -
 
         def strike(reached: BackupEffect) -> None:
             if reached is BackupEffect.PROGRESS and of_tables(tmp_path / "backups"):
-                raise KeyboardInterrupt
+                raise Crash
 
         killed = world.run(seed=ENABLED, on_effect=strike)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Crash):
             await killed.run()
         root = await world.run(id=killed._plan.id, seed=ENABLED).resume()
         rows = await world.stored().rows_of(root.id)
