@@ -8,7 +8,7 @@ import pytest
 
 from icestream.cli.mqtt_load_client import PAYLOAD_BYTES_MIN, SequenceCheck, encode_payload
 from tests.support.command_line import icestream
-from tests.support.mqtt_server import MqttServer
+from tests.support.mqtt_server import IcestreamServer, MqttServer
 
 SMALL = ("--publishers", "3", "--subscribers", "3", "--messages", "40", "--size", "64")
 FLOWS = {"fan-in": (120, 120), "fan-out": (40, 120), "shared": (120, 120)}
@@ -45,6 +45,14 @@ def test_a_connect_storm_counts_its_clients(mqtt_server: MqttServer) -> None:
     ran = icestream("bench", "mqtt", "connect", "--clients", "30", "--mqtt", address)
     assert ran.code == 0, ran.err
     assert "connects_per_second" in ran.out
+
+
+def test_without_an_address_the_port_is_that_of_the_broker(mqtt_server: MqttServer) -> None:
+    if not isinstance(mqtt_server, IcestreamServer):
+        pytest.skip("another broker has no command that knows its port")
+    ran = icestream("bench", "mqtt", "connect", "--clients", "2", "--broker", str(mqtt_server.folder / "data"))
+    assert ran.code == 0, ran.err
+    assert f"127.0.0.1:{mqtt_server.port}" in ran.out
 
 
 def test_an_address_without_a_broker_is_a_lost_connection() -> None:

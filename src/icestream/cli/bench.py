@@ -29,7 +29,7 @@ from icestream import errors, limits
 from icestream.cli.bench_mqtt import MqttLoad, MqttResult, MqttScenario
 from icestream.cli.bench_mqtt import run as run_mqtt
 from icestream.cli.broker_connection import CLIENT_NAME, BrokerCalls, call_broker, find_message_address, open_client
-from icestream.cli.broker_location import BrokerOption, Target
+from icestream.cli.broker_location import BrokerOption, Target, host_and_port
 from icestream.cli.commands import Commands, Group
 from icestream.cli.mqtt_load_client import PAYLOAD_BYTES_MIN, MqttAccount
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
@@ -151,9 +151,8 @@ def bench_mqtt(
     if not host or not port.isdigit():
         raise errors.InvalidInput(f"{address!r} is not HOST:PORT", hint="for example --mqtt 127.0.0.1:1883")
     account = MqttAccount(user, read_password(password_file, is_new=False) if user is not None else None)
-    load = MqttLoad(
-        host, int(port), account, publishers, subscribers, qos, size, window, messages, cycles, seconds, clients
-    )
+    where = host.strip("[]"), int(port)
+    load = MqttLoad(*where, account, publishers, subscribers, qos, size, window, messages, cycles, seconds, clients)
     result = asyncio.run(run_mqtt(scenario, load))
     answer = Output(output)
     answer.record({"mqtt": address, "scenario": scenario.value, **mqtt_figures(scenario, load, result)})
@@ -164,10 +163,10 @@ def bench_mqtt(
 async def _mqtt_address(broker: BrokerCalls) -> str:
     """The address of MQTT of a broker. Raises InvalidInput if it serves none."""
     endpoints = await broker.endpoints()
-    port = endpoints.ports.get("mqtt")
+    port = endpoints.ports.get("mqtt_port")
     if not port:
         raise errors.InvalidInput("the broker serves no MQTT", hint="set mqtt.enable, or name a broker with --mqtt")
-    return f"{endpoints.address.rpartition(':')[0]}:{port}"
+    return host_and_port(endpoints.ports["host"], port)
 
 
 def mqtt_figures(scenario: MqttScenario, load: MqttLoad, result: MqttResult) -> dict[str, object]:
