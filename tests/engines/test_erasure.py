@@ -54,7 +54,8 @@ def places(folder: Path) -> list[str]:
             data = path.read_bytes()
             if path.suffix == ".parquet":
                 rows = pq.read_table(path)
-                data += b"".join(value for name in ("key", "payload") for value in rows[name].to_pylist() if value)
+                names = {"key", "payload"} & {*rows.column_names}  # a column that is null in all rows is left out
+                data += b"".join(value for name in names for value in rows[name].to_pylist() if value)
         except FileNotFoundError:  # cleaned up meanwhile
             continue
         if KEY in data or PAYLOAD in data or KEY[:16] in data:  # bounds have 16 bytes of a key
