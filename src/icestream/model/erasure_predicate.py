@@ -104,7 +104,7 @@ def parse_predicate(text: str) -> Predicate:
         raise errors.InvalidInput(
             f"the predicate has more than {limits.ERASURE_PREDICATE_BYTES_MAX} bytes", hint="erase in several steps"
         )
-    return _Parser(list(_tokens(text))).parse()
+    return _PredicateParser(list(_tokens(text))).parse()
 
 
 def fields_of(predicate: Predicate) -> list[ComparedField]:
@@ -198,7 +198,7 @@ def _unclear(what: str, position: int) -> errors.InvalidInput:
     return errors.InvalidInput(f"the predicate is not understood at character {position + 1}: {what}", hint=_HINT)
 
 
-class _Parser:
+class _PredicateParser:
     """One pass over the tokens, with a bound on how deep predicates are nested."""
 
     def __init__(self, tokens: Sequence[_Token]) -> None:
