@@ -18,7 +18,7 @@ PARTS = {
         "frames", "awaited", "delivery", "keyshared", "manytopics", "pyclient", "footprint", "danube", "mqtt",
         "mqttsessions", "security",
     ),
-    "lake": ("catalog",),
+    "lake": ("catalog", "backup"),
     "pipeline": (
         "pipeline", "append", "compaction", "newtopics", "freshness", "freshness1000", "producers", "replay",
         "coldreaders", "caches", "writers",
