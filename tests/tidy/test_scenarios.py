@@ -41,5 +41,5 @@ def test_r32_the_runs_of_performance_and_consistency_are_on_record() -> None:
     section = page.partition("\n### MQTT\n")[2].partition("\n### ")[0]
     for row in ("NATS", "mosquitto", "Redis", "pipelined", "500 clients", "awaited", "fan-out", "returns to", "idle"):
         assert re.search(rf"^\|.*{row}", section, re.MULTILINE), row
-    for run in ("Paho", "hivemq-mqtt-client", "MQTT.js", "mosquitto", "kill -9"):
+    for run in ("Paho", "hivemq-mqtt-client", "MQTT.js", "mosquitto", "kill -9", "persistent-session"):
         assert re.search(rf"^\| 20\d\d-\d\d-\d\d \|.*{re.escape(run)}", section, re.MULTILINE), run
