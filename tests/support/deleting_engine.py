@@ -122,7 +122,10 @@ async def _commit(world: FaultWorld, entries: Sequence[Any], summary: Mapping[st
     manifests = await reader.current_manifests(table)
     number, snapshot_id = table.fields["last-sequence-number"] + 1, uuid.uuid4().int >> 66
     location = f"{table.location}/metadata/{uuid.uuid4()}-deletes.avro"
-    sample = next(manifest for manifest in manifests if not manifest.content)
+    # Of the spec without partitions, if there are several: the entries have none.
+    plain = {spec["spec-id"] for spec in table.fields["partition-specs"] if not spec["fields"]}
+    data_manifests = (manifest for manifest in manifests if not manifest.content)
+    sample = min(data_manifests, key=lambda manifest: manifest.spec_id not in plain)
     data = _delete_manifest(_path(sample.path).read_bytes(), entries)
     rows = sum(entry["data_file"]["record_count"] for entry in entries)
     deletes = manifest_file(

@@ -135,6 +135,10 @@ def maintain(
             "--only", metavar="JOBS", help="Jobs to run, separated by commas: expire, clean-up, retention, compact."
         ),
     ] = "compact",
+    repartition: Annotated[
+        bool,
+        typer.Option("--repartition", help="Also rewrite files of older partition specs into the present one."),
+    ] = False,
     wait: Annotated[int, typer.Option("--wait", metavar="SECONDS", help="How long to wait for the end.", min=0)] = 600,
     broker: BrokerOption = None,
     config: ConfigFile = None,
@@ -146,19 +150,23 @@ def maintain(
 
     Example: icestream lake maintain shop.orders --dry-run
     Example: icestream lake maintain shop.orders --only expire,clean-up --dry-run
+    Example: icestream lake maintain shop.orders --repartition
     """
     from icestream.cli.catalog_access import catalog_settings
-    from icestream.pipeline.driver.maintenance_request import JOBS, MaintenanceRequest
+    from icestream.pipeline.driver.maintenance_request import COMPACT, JOBS, MaintenanceRequest
 
     wanted = {name.strip() for name in only.split(",")}
     if unknown := wanted - set(JOBS):
         raise errors.InvalidInput(f"--only {only}: there is no job {min(unknown)!r}", hint=f"one of {', '.join(JOBS)}")
     jobs: list[str] = [name for name in JOBS if name in wanted]
+    if repartition and COMPACT not in jobs:
+        raise errors.InvalidInput(f"--repartition is of compaction, not of {only}", hint="add compact to --only")
     target = Target(broker, config, sets)
     settings = catalog_settings(target, needs_node=True)
     name = None if table is None else resolve_table(table, target)
     tables = _requested_tables(settings, target, name)
-    request = MaintenanceRequest(str(uuid.uuid4()), tables[: limits.MAINTENANCE_TABLES_MAX], dry_run, jobs)
+    tables = tables[: limits.MAINTENANCE_TABLES_MAX]
+    request = MaintenanceRequest(str(uuid.uuid4()), tables, dry_run, jobs, repartition)
     progress = call_broker(target, lambda calls: _maintain(calls, request, wait))
     answer = Output(output)
     if not answer.is_text:

@@ -303,11 +303,14 @@ class Committer:
         changes = [
             self._manifest_change(commit, spec_id) for spec_id in sorted({file.spec_id for file in commit.files})
         ]
-        if commit.is_job and not changes:
-            # A retention, or a rewrite or erasure of files whose rows all go.
-            changes = [
+        if commit.is_job:
+            # Removed files may be of other specs than the added ones. A retention adds none, nor does a rewrite or an
+            # erasure of files whose rows all go.
+            own_specs = {change.layout.spec_id for change in changes}
+            changes += [
                 ManifestChange(layout, [])
                 for layout in rewrite_draft.layouts(table.table, table.manifests, self._manifests)
+                if layout.spec_id not in own_specs
             ]
         if commit.is_retention:
             await rewrite_draft.check_retention(commit, self._manifests)

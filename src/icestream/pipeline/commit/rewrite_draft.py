@@ -36,7 +36,30 @@ async def check_rewrite(commit: TopicCommit, manifests: ManifestCache) -> None:
     Raises RangeRefused if the table has changed so that the rewrite must be planned again; Contradiction if the new
     files cannot hold the rows of the replaced ones.
     """
-    check_files(rewrite_claim(commit), await _file_changes(commit, manifests))
+    changes = await _file_changes(commit, manifests)
+    check_files(rewrite_claim(commit), changes)
+    await _check_moved(commit, manifests, changes)
+
+
+async def _check_moved(commit: TopicCommit, manifests: ManifestCache, changes: FileChanges) -> None:
+    """Raises RangeRefused for files that change their partition spec, if a delete by value came after they were read.
+    It applies to a partition of the former spec: the rows that it deletes would come back."""
+    specs, replaced = {file.spec_id for file in commit.files}, set(commit.removed_files)
+    others = [
+        manifest
+        for manifest in commit.table.manifests or ()
+        if specs and manifest.content == DATA_CONTENT and manifest.spec_id not in specs
+    ]
+    younger = [
+        delete for delete in changes.deletes if delete.is_by_value and delete.sequence_number > commit.sequence_number
+    ]
+    if not younger:
+        return
+    for manifest in others:
+        if any(entry.file_path in replaced for entry in await manifests.live_entries(manifest)):
+            raise range_refused(
+                None, "deleted_rows", f"rows of {manifest.path} may be deleted by {younger[0].location}"
+            )
 
 
 async def check_retention(commit: TopicCommit, manifests: ManifestCache) -> None:
@@ -118,7 +141,7 @@ async def with_removals(
         merged, removed = list(change.merged), set()
         for manifest in commit.table.manifests or ():
             is_of_spec = manifest.content == DATA_CONTENT and manifest.spec_id == change.layout.spec_id
-            if not is_of_spec or not manifest_merge.is_ours(manifest):
+            if not remaining or not is_of_spec or not manifest_merge.is_ours(manifest):
                 continue
             entries = (await manifests.entries(change.layout, [manifest]))[manifest.path]
             matches = remaining.intersection(entry.file_path for entry in entries)
@@ -128,10 +151,6 @@ async def with_removals(
             remaining -= matches
         extended.append(change._replace(merged=merged, removed=frozenset(removed)))
     if remaining:
-        # A manifest of another engine may have fields that this code does not write, and a file of another partition
-        # spec needs a manifest of its own.
-        raise errors.CommitConflict(
-            f"{commit.table.identifier}: {min(remaining)} is in a manifest of another engine, or of another partition "
-            "spec than the files that replace it"
-        )
+        # A manifest of another engine may have fields that this code does not write.
+        raise errors.CommitConflict(f"{commit.table.identifier}: {min(remaining)} is in a manifest of another engine")
     return [change for change in extended if change.added or change.removed]

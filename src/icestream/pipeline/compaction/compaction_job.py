@@ -28,6 +28,7 @@ from icestream.catalog.topic_rules.rewritten_rows import (
     DeleteFile,
     delete_file_of_entry,
 )
+from icestream.iceberg import values
 from icestream.iceberg.conversions import integer_from_bytes
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifests import DATA_CONTENT, ManifestFile
@@ -38,7 +39,13 @@ from icestream.observability.log import get_logger
 from icestream.observability.spans import span
 from icestream.pipeline.commit.committer import CommittedSnapshot, NotCommitted
 from icestream.pipeline.commit.manifest_merge import is_ours
-from icestream.pipeline.compaction.compaction_plan import CandidateFile, CompactionRule, FileGroup, plan_groups
+from icestream.pipeline.compaction.compaction_plan import (
+    CandidateFile,
+    CompactionRule,
+    FileGroup,
+    plan_groups,
+    plan_repartition,
+)
 from icestream.pipeline.compaction.group_messages import (
     DeleteInput,
     GroupJob,
@@ -98,12 +105,14 @@ class PlannedFiles(NamedTuple):
     files: list[CandidateFile]
     deletes: Mapping[str, TableDelete]
     sequence_number: int  # of the snapshot that has them
+    older: Sequence[CandidateFile] = ()  # files of older partition specs, where they were asked for
 
     def is_applied(self, name: str, sequence_number: int) -> bool:
         """Whether a rewrite that was planned at this number had to apply a delete: younger deletes by value go on to
         apply to its files."""
         delete = self.deletes[name].file
-        return not (delete.is_by_value and delete.sequence_number > sequence_number)
+        # Deletes by value have a partition: those of an older spec do not apply to files of the present one.
+        return bool(self.older) or not (delete.is_by_value and delete.sequence_number > sequence_number)
 
 
 class TableGroup(NamedTuple):
@@ -255,7 +264,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         planned: list[TableGroup] = []
         for table in await self._requested_tables(request, progress):
             rule = self._options.rule._replace(is_requested=True)
-            planned += await self._plan_table(table, rule)
+            planned += await self._plan_table(table, rule, repartitions=request.repartitions)
         if request.is_dry_run:
             groups = [_planned_group(entry) for entry in planned[: limits.MAINTENANCE_PLAN_MAX]]
             progress.plan = [*progress.plan, *groups][: limits.MAINTENANCE_PLAN_MAX]
@@ -315,9 +324,11 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         manifests = table.manifests or []
         return sum(manifest.live_files for manifest in manifests if manifest.content == DATA_CONTENT) > 1
 
-    async def _plan_table(self, table: TopicTable, rule: CompactionRule) -> list[TableGroup]:
+    async def _plan_table(
+        self, table: TopicTable, rule: CompactionRule, *, repartitions: bool = False
+    ) -> list[TableGroup]:
         try:
-            planned = await self.table_files(table)
+            planned = await self.table_files(table, repartitions=repartitions)
         except errors.StorageUnavailable:
             raise
         except errors.IcestreamError as error:
@@ -329,13 +340,16 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         span_us = self._retention_us.get(table.topic_id, 0) // limits.COMPACTION_AGE_SHARES
         rule = rule._replace(group_bytes=min(rule.group_bytes, target.target_bytes), span_us=span_us)
         groups = plan_groups(planned.files, rule, self._clock.wall_us(), self._left_alone)
+        # First the older ones: what they become is merged with the others.
+        if older := plan_repartition(planned.older, rule.group_bytes, self._left_alone):
+            groups = older
         return [TableGroup(table, group, planned) for group in groups]
 
-    async def table_files(self, table: TopicTable) -> PlannedFiles:
+    async def table_files(self, table: TopicTable, *, repartitions: bool = False) -> PlannedFiles:
         """Returns the files of a table that may be rewritten, those of the pipeline and of the present partition spec,
-        with the deletes that apply to them. A file that is not in a place of the table is left as it is: a manifest
-        that was replaced after its commit could name that of another topic, whose rows would become rows of this one
-        (hazard 109)."""
+        with the deletes that apply to them; `repartitions`: those of older specs, too. A file that is not in a place
+        of the table is left as it is: a manifest that was replaced after its commit could name that of another topic,
+        whose rows would become rows of this one (hazard 109)."""
         if table.manifests is None:
             table.manifests = await self._manifests.current_manifests(table.table)
         deletes: dict[str, TableDelete] = {}
@@ -345,13 +359,15 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             if manifest.content != DATA_CONTENT:
                 listed = (await self._files_of(table, manifest)).deletes
                 deletes |= {delete.file.name: delete for delete in listed}
-            elif is_ours(manifest) and manifest.spec_id == spec_id:
+            elif is_ours(manifest) and (repartitions or manifest.spec_id == spec_id):
                 candidates += (await self._files_of(table, manifest)).files
         places = own_places(table.table.location, dict(table.table.properties))
         candidates = [(file, scan) for file, scan in candidates if is_own(file.location, places)]
         index = _DeleteIndex(deletes.values())
         files = [index.with_deletes(file, scan) for file, scan in candidates] if deletes else [f for f, _ in candidates]
-        return PlannedFiles(files, deletes, planned_number(table.table))
+        older = [file for file in files if file.spec_id != spec_id]
+        present = [file for file in files if file.spec_id == spec_id] if older else files
+        return PlannedFiles(present, deletes, planned_number(table.table), older)
 
     async def _files_of(self, table: TopicTable, manifest: ManifestFile) -> _ManifestFiles:
         decoded = self._decoded.get(manifest.path)
@@ -365,8 +381,10 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
     async def _decode(self, table: TopicTable, manifest: ManifestFile) -> _ManifestFiles:
         fields = table.table.current_schema["fields"]
         ids = {column["name"]: column["id"] for column in fields}
-        schema, spec = table.table.current_schema, table_policy.default_spec(table.table)
-        layout = self._manifests.layout(table.table, schema, spec)
+        spec = values.find(table.table.fields["partition-specs"], "spec-id", manifest.spec_id)
+        if spec is None:
+            raise errors.TableUnreadable(f"{manifest.path}: the table has no partition spec {manifest.spec_id}")
+        layout = self._manifests.layout(table.table, table.table.current_schema, spec)
         entries = await self._manifests.live_entries(manifest)
         scanned = files_of(entries, manifest.sequence_number, {}, manifest.spec_id)
         return _ManifestFiles(
@@ -483,11 +501,12 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             if current is None:
                 break
             table = current
-            current_files = await self.table_files(table)
+            current_files = await self.table_files(table, repartitions=bool(planned.older))
             still_planned = [result for result in results if is_as_planned(result.replaced, planned, current_files)]
             metrics.PIPELINE_COMPACTION_GROUPS.labels("overtaken").inc(len(results) - len(still_planned))
             results = still_planned
             if not results:
+                outcome = None  # refused because the table has changed: planned again
                 break
             with self._effects.happens(Effect.COMMIT_CARE):
                 outcome = (await self._commit.commit([_rewrite(table, planned, results)])).get(table.topic_id)
@@ -535,7 +554,8 @@ def _numbered(plan: CompactionPlan) -> list[tuple[int, TableGroup]]:
 
 def _planned_group(entry: TableGroup) -> PlannedGroup:
     rows = sum(file.rows for file in entry.group.files)
-    return PlannedGroup(str(entry.table.identifier), len(entry.group.files), entry.group.bytes, rows)
+    detail = "into the present partitions" if entry.group.repartitions else ""
+    return PlannedGroup(str(entry.table.identifier), len(entry.group.files), entry.group.bytes, rows, detail=detail)
 
 
 def group_job(number: int, entry: TableGroup, epoch: int, storage: Mapping[str, Any]) -> GroupJob:
@@ -549,7 +569,8 @@ def group_job(number: int, entry: TableGroup, epoch: int, storage: Mapping[str, 
         InputFile(file.location, file.rows, [numbers[name] for name in file.applied]) for file in entry.group.files
     ]
     deletes = [_delete_input(entry.planned.deletes[name].scan) for name in names]
-    return GroupJob(number, table.topic_id, target, list(entry.group.partition), files, deletes)
+    partition = list(entry.group.partition)
+    return GroupJob(number, table.topic_id, target, partition, files, deletes, repartitions=entry.group.repartitions)
 
 
 def task_files(job: GroupJob) -> TaskFiles:
@@ -570,13 +591,13 @@ def _delete_input(delete: ScanDeleteFile) -> DeleteInput:
 
 def applicable_deletes(replaced: Collection[str], planned: PlannedFiles) -> frozenset[str]:
     """Names of the delete files that may apply to replaced files."""
-    locations = set(replaced)
-    return frozenset(name for file in planned.files if file.location in locations for name in file.deletes)
+    locations, files = set(replaced), (*planned.files, *planned.older)
+    return frozenset(name for file in files if file.location in locations for name in file.deletes)
 
 
 def is_as_planned(replaced: Collection[str], planned: PlannedFiles, current: PlannedFiles) -> bool:
     """Whether replaced files are still live, and neither lost nor got a delete that their rewrite has to apply."""
-    live = {file.location: file for file in current.files}
+    live = {file.location: file for file in (*current.files, *current.older)}
     if not live.keys() >= set(replaced):
         return False
     applied = applicable_deletes(replaced, planned)
@@ -639,4 +660,5 @@ def _candidate_file(file: WrittenFile, ids: Mapping[str, int]) -> CandidateFile:
         bound(file.lower_bounds, "append_time"),
         bound(file.upper_bounds, "append_time"),
         bound(file.lower_bounds, "offset"),
+        spec_id=file.spec_id,
     )

@@ -16,6 +16,9 @@ Delete files are applied in passing. A file that is in no group is rewritten by 
 its rows is deleted as far as manifests tell, or as many delete files apply to it as make a group; any delete is enough
 once the table is idle or maintenance was requested (hazard 77).
 
+Files of older partition specs are rewritten into the present one when an operator asks for it (ADR 127): any run of
+neighbours of one older partition is a group, a single file and a finished one as well.
+
 Nothing is planned for a table that a plan has just been carried out for: each group leaves one file in place of
 several, and no delete of that time applies to it.
 """
@@ -42,6 +45,7 @@ class CandidateFile(NamedTuple):
     deletes: tuple[str, ...] = ()  # names of the delete files that may apply to it
     applied: tuple[str, ...] = ()  # those of them that do, as far as manifests tell
     deleted_rows: int = 0  # of delete files that name no other file
+    spec_id: int = 0  # of its partition
 
     @property
     def age_order(self) -> tuple[int, int, str]:
@@ -59,9 +63,11 @@ class CompactionRule(NamedTuple):
 
 
 class FileGroup(NamedTuple):
-    """Files that become one, in the order of their append times."""
+    """Files that become one, in the order of their append times; of an older partition spec (`repartitions`) one for
+    each value of the present one."""
 
     files: tuple[CandidateFile, ...]
+    repartitions: bool = False
 
     @property
     def bytes(self) -> int:
@@ -98,6 +104,26 @@ def plan_groups(
         ]
     worthwhile = [group for group in groups if group.key not in left_alone]
     return sorted(worthwhile, key=lambda group: (-len(group.files), group.files[0].age_order))
+
+
+def plan_repartition(
+    files: Iterable[CandidateFile], group_bytes: int, left_alone: Collection[frozenset[str]] = ()
+) -> list[FileGroup]:
+    """Returns groups of files of older partition specs, the oldest first, each at most as large as a file of the table
+    should be, or one file."""
+    groups: list[FileGroup] = []
+    in_order = sorted(files, key=lambda file: (file.spec_id, repr(file.partition), file.age_order))
+    for _, of_partition in groupby(in_order, key=lambda file: (file.spec_id, file.partition)):
+        group: list[CandidateFile] = []
+        for file in of_partition:
+            is_full = len(group) == limits.COMPACTION_GROUP_FILES_MAX
+            if group and (is_full or sum(member.bytes for member in group) + file.bytes > group_bytes):
+                groups.append(FileGroup(tuple(group), repartitions=True))
+                group = []
+            group.append(file)
+        groups.append(FileGroup(tuple(group), repartitions=True))
+    worthwhile = [group for group in groups if group.key not in left_alone]
+    return sorted(worthwhile, key=lambda group: group.files[0].age_order)
 
 
 def small_files(files: Iterable[CandidateFile], group_bytes: int = limits.COMPACTION_GROUP_BYTES) -> int:

@@ -33,7 +33,8 @@ class InputFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GroupJob(msgspec.Struct, frozen=True):
-    """The files of a group, all of one partition, and the table for which they are rewritten."""
+    """The files of a group, all of one partition, and the table for which they are rewritten. `repartitions`: the files
+    are of an older partition spec, and their rows are divided by the values of the present one."""
 
     number: int
     topic_id: int
@@ -42,6 +43,7 @@ class GroupJob(msgspec.Struct, frozen=True):
     files: list[InputFile]
     deletes: list[DeleteInput] = []
     memory_bytes: int = limits.COMPACTION_TASK_BYTES  # of decoded rows
+    repartitions: bool = False
 
 
 class GroupResult(msgspec.Struct, frozen=True):

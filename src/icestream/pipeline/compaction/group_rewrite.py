@@ -8,6 +8,7 @@
                  cannot be applied is left alone
     order        by shard and offset; a row group has rows of one shard (hazard 94). Within parts by other columns,
                  where the topic's policy says so or the table has columns of MQTT topics (row_order.py)
+    divide       files of an older partition spec: by the values of the present one, a file for each (ADR 127)
     write        as ingest does, with the layout id in the footer
     read back    from the storage; the digest of what was read is reported beside that of the inputs
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -26,7 +27,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.model.pipeline_file_name import data_name
 from icestream.model.row_digest import FOOTER_KEY, RowDigest, parse_digest, sum_of
 from icestream.model.task_messages import WrittenFile
@@ -35,6 +36,7 @@ from icestream.pipeline.compaction.row_order import layout_id, row_groups
 from icestream.pipeline.files.data_file import encode_parquet
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.parquet_layout import ARROW, REPEATED, ParquetLayout, layout_of
+from icestream.pipeline.files.partition_groups import group_by_partition
 from icestream.pipeline.files.topic_files import covered_ranges
 from icestream.pipeline.round_plan import TableTarget
 from icestream.readers.data_files import ScanDataFile, ScanDeleteFile, TableColumns
@@ -50,6 +52,13 @@ _ROW_BYTES: Final = 96  # of a row in memory beside its values: offsets, masks, 
 
 
 OpenStore = Callable[[TableTarget], FileStore]
+
+
+class _FilePart(NamedTuple):
+    """The rows of one file, all of one partition."""
+
+    partition: list[Any]
+    rows: Any
 
 
 class _Inputs(NamedTuple):
@@ -78,14 +87,14 @@ def rewrite_group(data: bytes, open_store: OpenStore, name: Callable[[], str]) -
 def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> GroupResult:
     layout, store = layout_of(job.target), open_store(job.target)
     inputs = _read_inputs(job, layout, store)
-    if len(inputs.locations) < min(2, len(job.files)):
+    if len(inputs.locations) < min(1 if job.repartitions else 2, len(job.files)):
         return GroupResult(job.number, reason="too few of its files fit the memory of a task")
     files, locations = [], []
-    parts = list(_sized(by_offset(inputs.rows), job.target.target_bytes)) if inputs.rows.num_rows else []
-    if len(parts) >= len(inputs.locations) and not inputs.deleted.rows:
+    parts = list(_parts(job, layout, inputs.rows)) if inputs.rows is not None and inputs.rows.num_rows else []
+    if len(parts) >= len(inputs.locations) and not inputs.deleted.rows and not job.repartitions:
         return GroupResult(job.number, reason="it would be as many files as before", read_bytes=inputs.bytes)
-    for rows in parts:
-        file, data = encode_group(job, layout, rows, name)
+    for part in parts:
+        file, data = encode_group(job, layout, part.rows, name, part.partition)
         store.put(file.location, data)
         files.append(file)
         locations.append(file.location)
@@ -203,6 +212,27 @@ def _is_same(type_: Any, expected: Any) -> bool:
 # --- order and writing ------------------------------------------------------------------------------------------------
 
 
+def _parts(job: GroupJob, layout: ParquetLayout, rows: Any) -> Iterator[_FilePart]:
+    """Yields the rows of each file. Raises TableUnreadable for more partition values than a task may write."""
+    ordered = by_offset(rows)
+    if not job.repartitions:
+        for part in _sized(ordered, job.target.target_bytes):
+            yield _FilePart(list(job.partition), part)
+        return
+    # Absent columns are nulls here, as in the files that are written: their partition value is null as well.
+    full = layout.table({column: ordered.column(column) for column in ordered.column_names}, ordered.num_rows)
+    grouped = group_by_partition(full, job.target.spec, {column.field_id: column.name for column in layout.columns})
+    if grouped.front_rows is not None:
+        raise errors.TableUnreadable(
+            f"the rows of {len(job.files)} files have more than {limits.ROUND_PARTITIONS_MAX} partition values",
+            hint="the files stay in their older partitioning, where queries read them as before",
+        )
+    for group in grouped.groups:
+        of_value = ordered if group.rows is None else ordered.take(pa.array(group.rows))
+        for part in _sized(of_value, job.target.target_bytes):
+            yield _FilePart(list(group.values), part)
+
+
 def by_offset(rows: Any) -> Any:
     shard, offset = (rows.column(name).to_numpy() for name in ("shard", "offset"))
     order = np.lexsort((offset, shard))
@@ -220,8 +250,10 @@ def _sized(rows: Any, target_bytes: int) -> Iterator[Any]:
         yield rows.slice(start, size)
 
 
-def encode_group(job: GroupJob, layout: ParquetLayout, rows: Any, name: Callable[[], str]) -> tuple[WrittenFile, Any]:
-    """Encodes one file of sorted rows, with its manifest entry."""
+def encode_group(
+    job: GroupJob, layout: ParquetLayout, rows: Any, name: Callable[[], str], partition: Sequence[object] | None = None
+) -> tuple[WrittenFile, Any]:
+    """Encodes one file of sorted rows, with its manifest entry. `partition`: if not that of the group."""
     target = job.target
     digest = digest_of(rows).text
     table = layout.table({column: rows.column(column) for column in rows.column_names}, rows.num_rows)
@@ -238,7 +270,7 @@ def encode_group(job: GroupJob, layout: ParquetLayout, rows: Any, name: Callable
         covered_ranges(table, metrics, ids),
         layout.schema_id,
         target.spec["spec-id"],
-        list(job.partition),
+        list(job.partition if partition is None else partition),
         *metrics,
         digest,
     )

@@ -44,10 +44,11 @@ class MaintenanceRequest(msgspec.Struct, frozen=True):
     tables: list[RequestedTable] = []
     is_dry_run: bool = False
     jobs: list[str] = msgspec.field(default_factory=lambda: [COMPACT])
+    repartitions: bool = False  # compaction also rewrites files of older partition specs
 
 
 class PlannedGroup(msgspec.Struct, frozen=True):
-    """Files that are to become one, or to be removed."""
+    """Files that are to become one (one for each partition value: `detail`), or to be removed."""
 
     table: str
     files: int
