@@ -18,15 +18,16 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from icestream import limits
 from icestream.catalogs.embedded import EmbeddedCatalog
 from icestream.catalogs.object_files import open_files
 from icestream.catalogs.store_keys import StoreKeys
 from icestream.catalogs.store_options import StoreOptions
+from icestream.catalogs.table_catalog import TableCatalog
 from icestream.catalogs.warehouse_fence import guard_files
-from icestream.iceberg.file_io import LocalFiles, open_inside, open_local
+from icestream.iceberg.file_io import LocalFiles, TableFiles, open_inside, open_local
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.shared_sync import LogDiskMonitor
@@ -264,22 +265,8 @@ async def _open_driver(
         )
         closing.push_async_callback(erasure.close)
         jobs.add(erasure)
-    if settings.backup.schedule.interval_ms:
-        copy_thread = ThreadOffload("backup jobs")
-        closing.callback(copy_thread.close)
-        copy_tasks = CopyTasks(writer.run_tasks, copy_thread, max(1, writer.tasks_max - 1))
-        schedule = ScheduledBackups(
-            settings, broker_call(link.call), catalog, files, clock, randomness, backup_threads, copy_tasks
-        )
-        background.start(schedule.run(), "scheduled backups")
-    if settings.backup.target is not None:
-        drills = ScheduledDrills(settings, clock, randomness, backup_threads)
-        background.start(drills.run(), "drills of backups")
-    if settings.backup.archive.enable:
-        archive_thread = ThreadOffload("archive")
-        closing.callback(archive_thread.close)
-        archive = ContinuousArchive(settings, broker_call(link.call), clock, randomness, archive_thread)
-        background.start(archive.run(), "archive")
+    backups = BackupParts(link, catalog, files, clock, randomness, backup_threads, writer)
+    _start_backups(settings, backups, background, closing)
     driver = Driver(broker, lease, tables, jobs, effects, clock, options, report)
     background.start(watch_requests(store, clock, driver.expedite), "commit-now requests")
 
@@ -311,6 +298,42 @@ class TaskWriter(RoundWriter, GroupWriter, FileSearcher, Protocol):
     def run_tasks(
         self, function: Callable[[Iterable[bytes]], Iterator[bytes]], task_jobs: Sequence[bytes]
     ) -> list[bytes]: ...
+
+
+class BackupParts(NamedTuple):
+    """What backups use of the parts of a driver."""
+
+    link: LinkKeeper
+    catalog: TableCatalog
+    files: TableFiles
+    clock: SystemClock
+    randomness: SystemRandomness
+    threads: ThreadOffload
+    writer: TaskWriter
+
+
+def _start_backups(
+    settings: Settings, parts: BackupParts, background: Tasks, closing: contextlib.AsyncExitStack
+) -> None:
+    """Starts backups in intervals, their drills, and the archive, as far as the settings ask for them."""
+    clock, randomness = parts.clock, parts.randomness
+    call = broker_call(parts.link.call)
+    if settings.backup.schedule.interval_ms:
+        copy_thread = ThreadOffload("backup jobs")
+        closing.callback(copy_thread.close)
+        copy_tasks = CopyTasks(parts.writer.run_tasks, copy_thread, max(1, parts.writer.tasks_max - 1))
+        schedule = ScheduledBackups(
+            settings, call, parts.catalog, parts.files, clock, randomness, parts.threads, copy_tasks
+        )
+        background.start(schedule.run(), "scheduled backups")
+    if settings.backup.target is not None:
+        drills = ScheduledDrills(settings, clock, randomness, parts.threads)
+        background.start(drills.run(), "drills of backups")
+    if settings.backup.archive.enable:
+        archive_thread = ThreadOffload("archive")
+        closing.callback(archive_thread.close)
+        archive = ContinuousArchive(settings, call, clock, randomness, archive_thread)
+        background.start(archive.run(), "archive")
 
 
 def _local_files(settings: Settings, offload: Offload) -> LocalFiles:
