@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Final
 
 # The version of the extension's functions that this code needs; `native/src/lib.rs` has that of the build.
-CONTRACT: Final = 9
+CONTRACT: Final = 10
 
 native: ModuleType | None
 try:
