@@ -89,10 +89,10 @@ class RawClient:
         """The next frame. Raises Closed at the end of the connection."""
         async with asyncio.timeout(seconds):
             while not self._frames:
-                await self._until_readable()
-                try:
+                try:  # before any wait: time may pass without a turn of the loop, and what has arrived counts
                     data = self._socket.recv(65536)
                 except BlockingIOError:
+                    await self._until_readable()
                     continue
                 except ConnectionError:
                     raise ClosedByBroker from None
