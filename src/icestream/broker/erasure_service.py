@@ -45,6 +45,8 @@ NOT_COVERED: Final = (
     "backups, archives and exports that were made before: list them with `icestream backup list`, and delete those "
     "that have the messages; a restore brings them back",
     "copies in other topics, such as dead letters and messages that a consumer published again: erase them there",
+    "deleted topics that can come back, also those that a restore in place replaced: `icestream topic deleted` lists "
+    "them, undelete brings the messages back",
     "retained messages and queues of MQTT sessions: `icestream mqtt retained` lists and clears retained messages",
     "what consumers, engines and their caches have read before, and files of engines outside of the table's folder",
     "memory of running processes, swap space, file system journals, snapshots of disks and versions of an object store",

@@ -85,7 +85,7 @@ def erase(
             _show(found)
         if found["snapshots"] and history is None:
             raise errors.InvalidInput(
-                f"{counted(len(found['snapshots']), 'older snapshot')} of the table have the messages",
+                f"the messages are in {counted(len(found['snapshots']), 'older snapshot')} of the table, too",
                 hint="--history drop removes these snapshots, and their tags and branches; nothing was changed",
             )
         confirm(
