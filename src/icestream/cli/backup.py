@@ -37,6 +37,7 @@ from icestream.cli.confirmation import Yes, confirm
 from icestream.cli.drill_commands import drill, drills
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
 from icestream.cli.output import Output, OutputFormat, print_note
+from icestream.cli.positions import time_text
 from icestream.cli.progress_bar import progress_bar, share_bar
 from icestream.observability.words import counted, size_text
 
@@ -550,7 +551,8 @@ def _row(backup: StoredBackup, *, is_text: bool) -> list[object]:
     if root is None:
         return [backup.id, "unfinished", None, None, None, None, None, None]
     size: object = size_text(root.bytes) if is_text else root.bytes
-    return [backup.id, root.state, root.kind, root.cut_ms, len(root.topics), root.files, size, root.parent]
+    cut: object = time_text(root.cut_ms * 1_000) if is_text else root.cut_ms
+    return [backup.id, root.state, root.kind, cut, len(root.topics), root.files, size, root.parent]
 
 
 def _show_root(root: BackupRoot, answer: Output, *, is_detailed: bool = False) -> None:
