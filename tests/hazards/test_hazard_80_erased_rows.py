@@ -77,6 +77,19 @@ def places(world: FaultWorld) -> list[str]:
     return found
 
 
+async def manifest_sizes(world: FaultWorld) -> list[int]:
+    """The number of live files of each manifest of the first table, the newest manifest first. None of them may keep
+    an entry of a removed file."""
+    metadata = (await world.catalog.load(name_of(1))).metadata
+    snapshots = {snapshot["snapshot-id"]: snapshot for snapshot in metadata["snapshots"]}
+    manifests = await world.avro.manifest_files(snapshots[metadata["current-snapshot-id"]]["manifest-list"])
+    entries = [await world.avro.entries(manifest.path) for manifest in manifests]
+    assert all(entry.is_live for manifest in entries for entry in manifest)
+    sizes = [manifest.live_files for manifest in manifests]
+    assert sizes == [len(manifest) for manifest in entries]
+    return sizes
+
+
 async def clean(world: FaultWorld, life: InterruptibleDriver) -> None:
     """Everything else is committed, and what no snapshot needs is removed."""
     await world.drain(life)
@@ -284,6 +297,41 @@ async def test_hazard_81_everything_of_a_file_can_be_erased(world: FaultWorld) -
     await clean(world, life)
     await world.publish(1, 2)
     await world.drain(life)
+    await world.check()
+
+
+@pytest.mark.parametrize(
+    ("where", "erased", "files_left"),
+    [
+        ("offset >= 0", {0, 1, 2, 3, 4, 5}, []),
+        ("offset < 2", {0, 1}, [1, 1]),
+        ("offset >= 2", {2, 3, 4, 5}, [1]),
+        ("offset < 4", {0, 1, 2, 3}, [1]),
+        ("offset < 3", {0, 1, 2}, [1, 1]),
+    ],
+    ids=["all rows", "one file", "two files", "the oldest files", "a file and a half"],
+)
+async def test_hazard_81_a_manifest_goes_with_its_last_row(
+    world: FaultWorld, where: str, erased: set[int], files_left: list[int]
+) -> None:
+    """Three files, each alone in its manifest. A manifest without entries is not written; the table goes on."""
+    life, erasures = world.driver(), Erasures(world)
+    for _ in range(3):
+        await world.publish(1, 2)
+        await world.drain(life)
+    assert await manifest_sizes(world) == [1, 1, 1]
+    job, _ = erasures.add_to(life)
+    progress, _ = await erasures.do(life, job, where, ErasureMode.ERASE)
+    assert (progress.error, progress.findings.erased) == ("", len(erased))
+    world.forgone[ShardKey(1, 0)] = erased
+    assert await manifest_sizes(world) == files_left
+    await clean(world, life)
+    await world.check()
+    progress, _ = await erasures.do(life, job, where, ErasureMode.CHECK)
+    assert (progress.error, progress.findings.left) == ("", [])
+    await world.publish(1, 2)
+    await world.drain(life)
+    assert await manifest_sizes(world) == [1, *files_left]
     await world.check()
 
 

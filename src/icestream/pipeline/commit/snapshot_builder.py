@@ -9,7 +9,8 @@ from commit to commit, so that nothing is read while no other engine commits.
               files that no file needs any more
     delete    removes files with their rows, in the same way: a retention
     overwrite adds files and removes others of which they hold some rows: an erasure. The entries of the removed files
-              are left out, not kept as DELETED: their bounds could hold an erased key (hazard 97)
+              are left out, not kept as DELETED: their bounds could hold an erased key (hazard 97). A manifest
+              that would have no entry is not written, and a table without rows has an empty manifest list
 """
 
 from __future__ import annotations
@@ -130,12 +131,14 @@ def build_snapshot(
                 live.append(entry)
         location = f"{folder}/{manifest_name(epoch, name, number)}"
         written = live if operation is Operation.OVERWRITE else [*live, *deleted]
+        deleted_entries += deleted
+        if not written:
+            continue  # an erasure of every row of these manifests: they go, and nothing takes their place
         chunks = avro.encode_file(change.layout.header, [entry.encode() for entry in written], token)
         files.append(NewFile(location, chunks))
         length = sum(map(len, chunks))
         new_manifests.append(new_manifest_file(change.layout, location, length, written, snapshot_id, sequence_number))
         live_entries[location] = [entry.with_sequence_number(sequence_number) for entry in live]
-        deleted_entries += deleted
     _check_operation(operation, changes, deleted_entries)
     for number, removal in enumerate(delete_removals, len(changes)):
         location = f"{folder}/{manifest_name(epoch, name, number)}"
