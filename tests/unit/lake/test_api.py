@@ -78,7 +78,7 @@ async def test_topics(api: Api) -> None:
     changed = await api("PUT", f"{TOPICS}/orders/policies", layout)
     assert {name: changed["policies"][name] for name in layout} == layout
     refused = await api.problem("PUT", f"{TOPICS}/orders/policies", {"partitioning": "week"})
-    assert (refused["status"], "one of none, hour, day, month, key, bucket[16]" in refused["hint"]) == (400, True)
+    assert (refused["status"], "one of none, auto, hour, day, month, key, bucket[16]" in refused["hint"]) == (400, True)
     assert [item["topic"] for item in (await api("GET", "/topics"))["items"]] == ["/default/orders"]
     assert [item["topic"] for item in (await api("GET", TOPICS))["items"]] == ["/default/orders"]
     assert (await api.problem("POST", TOPICS, {"name": "orders"}))["status"] == 409

@@ -129,15 +129,16 @@ class Driver:
             if is_expedited:  # nothing of it was committed: the next turn tries again
                 self._expedite.set()
             raise
-        # Between two rounds, with nothing under way: the next one takes the lease with a new epoch.
-        if self.jobs.wants_new_epoch and not self.jobs.is_busy:
-            await self._lease.release()
+        # Halted topics are work that waits: their files are committed again under the epoch that they carry.
+        has_open_work = bool(self._tables.halted) or self.jobs.is_busy
+        if self.jobs.wants_new_epoch and not has_open_work:
+            await self._lease.release()  # the next round takes it with a new epoch
         # One round has a budget. A request for commit-now lasts until everything that it covers is committed.
         if turn.has_more_expedited:
             self._expedite.set()
         if not backlog.topics:
-            # An idle pipeline holds no lease, so that it writes nothing. Halted topics are work that waits.
-            if not self._tables.halted and not self.jobs.is_busy:
+            # An idle pipeline holds no lease, so that it writes nothing.
+            if not has_open_work:
                 await self._lease.release()
         elif not turn.report.topics:
             await self._wait_until_due(turn.next_due_us)
