@@ -269,3 +269,18 @@ async def test_a_route_needs_exactly_its_right(tmp_path: Path, method: str, temp
                 assert answer.status in ((403, 404) if route.is_hidden else (403,)), (caller, answer)
             if caller != "exact":
                 assert await api.world.records() == before, f"{caller} has changed something"
+
+
+@pytest.mark.parametrize("listing", ["bound", "parted"])
+async def test_a_listing_without_a_credential_needs_a_grant_and_shows_what_it_allows(
+    tmp_path: Path, listing: str
+) -> None:
+    route = Route(f"{API}/lake/{listing}", None, ADMIN)
+    async with api_world(tmp_path, route) as api:
+        refused = await api.attempt("anonymous", "GET", route)
+        assert refused.status == 401, "an empty listing would read as a lake without tables"
+        grant = {"principal": "anonymous", "actions": ["describe"], "resource": "/shop/orders"}
+        granted = await api.attempt("exact", "POST", Route(f"{API}/security/grants", grant))
+        assert granted.status == 201, granted
+        shown = await api.attempt("anonymous", "GET", route)
+        assert [item["topic"] for item in shown.json["items"]] == ["/shop/orders"], shown

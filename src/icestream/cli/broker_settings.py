@@ -9,7 +9,8 @@ lake process whose port or host they name. A data_dir alone names a broker that 
 may belong to another one.
 
 The broker never reports a secret: credentials of another catalog or store come from file, environment or --set. The
-token of the embedded catalog is in a file that the account with access to the socket can read, or that a context names.
+token of the lake process is in a file that the account with access to the socket can read, or that a context names;
+without one it is that of the login at this broker (login_profile.py).
 Paths are relative to the broker's working directory; ports are the actual ones, also if the settings say 0. The id
 of the broker's instance is sent with every request to the embedded catalog, so that another broker at that
 port is recognised.
@@ -21,11 +22,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 from icestream import errors
 from icestream.admin_api.node_api import LIST_SETTINGS
 from icestream.cli.broker_connection import BrokerCalls, Document, call_broker_at
-from icestream.cli.broker_location import Target
+from icestream.cli.broker_location import BrokerLocation, Target
+from icestream.cli.login_profile import find_token, find_token_file
 from icestream.cli.options import load_settings
 from icestream.runtime.instance import HEADER
 
@@ -91,7 +94,27 @@ def broker_settings(target: Target, *, needs_lake: bool = True, needs_node: bool
             "the broker has not reported a port of its lake process yet",
             hint="retry in a moment; for a lake process started by `icestream lake serve`, pass --set ports.lake=PORT",
         )
-    return settings
+    return _with_login(settings, location, str(values["node.bind_host"]))
+
+
+def _with_login(settings: Settings, location: BrokerLocation, reported_host: str) -> Settings:
+    """The settings with the token file of the login at this broker, unless they name a token or another host.
+
+    The lake process has the login's token only by TLS or on this machine, as the HTTP port (broker_http.py). Raises
+    ConfigurationError for a login that cannot be read.
+    """
+    from icestream.runtime.listener_tls import tls_files
+    from icestream.settings.derive import lake_uri
+    from icestream.settings.text import is_loopback
+
+    is_tls = tls_files(settings, "lake") is not None
+    uri = lake_uri(settings.node.bind_host, settings.ports.lake, is_tls=is_tls)
+    is_private = is_tls or is_loopback(urlsplit(uri).hostname or "")
+    is_of_broker = settings.node.bind_host == reported_host
+    if settings.lake.token_file is not None or not (is_of_broker and is_private) or find_token(location) is None:
+        return settings
+    lake = settings.lake.model_copy(update={"token_file": find_token_file(location)})
+    return settings.model_copy(update={"lake": lake})
 
 
 def broker_instance(settings: Settings) -> str:

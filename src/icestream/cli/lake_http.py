@@ -124,7 +124,7 @@ def _decode_response(status: int, body: bytes) -> Document:
         return document
     if status == 401:
         detail = str(document.get("detail", ""))
-        raise errors.AccessDenied(detail, hint="set storage.iceberg_config.catalog.token, or lake.token_file")
+        raise errors.AccessDenied(detail, hint="log in: icestream security login NAME; or set lake.token_file")
     raise problem_error(document)
 
 
@@ -135,8 +135,8 @@ def problem_error(problem: Document) -> errors.IcestreamError:
 
 
 def read_catalog_token(settings: Settings) -> str | None:
-    """The token of the embedded catalog: from the settings, else the first of the broker's token file, if that is
-    readable; None without one."""
+    """The token of the lake process: that of the embedded catalog in the settings, else the first of the token file
+    (of the broker, a context or the login), if that is readable; None without one."""
     if settings.catalog.token is not None and settings.catalog_embedded:
         return settings.catalog.token.get_secret_value()
     path: Path | None = settings.lake.token_file

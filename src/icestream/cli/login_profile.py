@@ -51,11 +51,16 @@ def write_login(location: BrokerLocation, token: str) -> Path:
 
 def find_token(location: BrokerLocation) -> str | None:
     """The token that a command sends to this broker; None without a login. Raises ConfigurationError."""
-    token_file = os.environ.get(TOKEN_FILE_VARIABLE)
-    if token_file:
-        return _read(Path(token_file))
+    path = find_token_file(location)
+    return _read(path) if path is not None else None
+
+
+def find_token_file(location: BrokerLocation) -> Path | None:
+    """The file with the token that a command sends to this broker; None without a login."""
+    if token_file := os.environ.get(TOKEN_FILE_VARIABLE):
+        return Path(token_file).absolute()
     path = login_file(location)
-    return _read(path) if path.exists() else None
+    return path if path.exists() else None
 
 
 def _read(path: Path) -> str:

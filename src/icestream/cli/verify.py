@@ -85,7 +85,7 @@ def summary_line(reports: Sequence[Report]) -> str:
         parts += [f"{len(incomplete)} not fully checked (see the findings with severity info{advice})"]
     if detached := len(reports) - len(tables):
         parts += [f"{counted(detached, 'topic')} without a table"]
-    return f"{counted(len(tables), 'table')}: {', '.join(parts) or 'no topic has a table yet'}"
+    return f"{counted(len(tables), 'table')}: {', '.join(parts) or 'no topic that you may see has a table yet'}"
 
 
 def _complete_text(absent: int) -> str:

@@ -69,6 +69,18 @@ class TableRights:
         if table is not None:
             await self._caller.require([(Action.CREATE, name_resource(table))])
 
+    async def require_listing(self) -> None:
+        """Raises Unauthenticated for a caller without a credential that no grant lets see anything: its empty listing
+        would read as a lake without tables."""
+        if not self._caller.is_secured or not self._caller.is_anonymous:
+            return
+        if self._catalog is None:
+            sees_anything = (await self._caller.allows([(Action.DESCRIBE, CLUSTER)]))[0]
+        else:
+            sees_anything = await self._catalog.sees_anything()
+        if not sees_anything:
+            raise self._caller.unauthenticated()
+
     async def visible_topics(self, topics: Sequence[str]) -> list[bool]:
         """Which of these topics a listing shows; one whose record cannot be read has no name, and is not shown."""
         if not self._caller.is_secured:

@@ -22,8 +22,11 @@ from icestream.cli.broker_location import (
     parse_location,
 )
 from icestream.cli.broker_settings import broker_settings
+from icestream.cli.catalog_access import catalog_settings
 from icestream.cli.commands import WIDE
 from icestream.cli.contexts import Context, Contexts, contexts_file, read_contexts, write_contexts
+from icestream.cli.lake_http import read_catalog_token
+from icestream.cli.login_profile import write_login
 from tests.support.command_line import icestream
 from tests.unit.cli.test_commands import ALL, options
 
@@ -341,3 +344,48 @@ def test_every_command_that_a_text_names_exists() -> None:
             if not any(name in ALL for name in beginnings) and beginnings[-1] not in groups:
                 unknown.append((place, words))
     assert unknown == []
+
+
+# --- logins -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sets", "is_sent"),
+    [
+        ([], True),
+        (["node.bind_host=10.0.0.9", "node.allow_insecure_bind=true"], False),  # another host, in plain text
+        (["node.bind_host=127.0.0.2"], False),  # another host, though on this machine
+        (["storage.iceberg_config.catalog.type=rest", "storage.iceberg_config.catalog.uri=http://127.0.0.1:2"], False),
+    ],
+    ids=str,
+)
+def test_the_token_of_a_login_is_sent_to_the_catalog_of_its_broker_alone(
+    sets: list[str], is_sent: bool, broker: testing.TestBroker
+) -> None:
+    target = Target(str(broker.node.settings.data_dir), None, [*sets, "ports.lake=1"])
+    write_login(target.location, "token-of-the-login")
+    settings = catalog_settings(target)
+    token = settings.catalog.token
+    assert (token is not None and token.get_secret_value() == "token-of-the-login") == is_sent
+
+
+def test_a_token_of_the_settings_precedes_that_of_the_login(
+    broker: testing.TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_dir = str(broker.node.settings.data_dir)
+    write_login(Target(data_dir).location, "token-of-the-login")
+    tokens = tmp_path / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text("token-of-the-file\n")
+    sets = ["ports.lake=1"]
+    assert read_catalog_token(catalog_settings(Target(data_dir, None, [*sets, f"lake.token_file={tokens}"]))) == (
+        "token-of-the-file"
+    )
+    monkeypatch.setenv("ICESTREAM_STORAGE__ICEBERG_CONFIG__CATALOG__TOKEN", "token-of-the-variable")
+    assert read_catalog_token(catalog_settings(Target(data_dir, None, sets))) == "token-of-the-variable"
+
+
+def test_a_login_at_another_broker_is_not_sent(broker: testing.TestBroker, tmp_path: Path) -> None:
+    write_login(Target(str(tmp_path / "other")).location, "token-of-the-login")
+    target = Target(str(broker.node.settings.data_dir), None, ["ports.lake=1"])
+    assert read_catalog_token(catalog_settings(target)) is None

@@ -57,7 +57,7 @@ def report(
             "1 table: 1 with errors, 1 offset absent for the reasons above",
             1,
         ),
-        ([], True, "0 tables: no topic has a table yet", 0),
+        ([], True, "0 tables: no topic that you may see has a table yet", 0),
         ([report(parted=True)], False, "0 tables: 1 topic without a table", 0),
         (
             [report(), report(parted=True)],

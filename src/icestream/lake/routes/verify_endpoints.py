@@ -41,6 +41,7 @@ ScansDep = Annotated[LazyScanner, Depends(get_scans)]
 
 @router.get("/bound", response_model=model_of(Listing[api.BoundTopicView]), summary="List the topics that have a table")
 async def list_bound(scans: ScansDep, page: PageDep, rights: RightsDep) -> Listing[api.BoundTopicView]:
+    await rights.require_listing()
     topics, after = await scans.tables.bound_topics(page.after, page.limit)
     visibility = await rights.visible_topics([topic.topic for topic in topics])
     items = [
@@ -55,6 +56,7 @@ async def list_bound(scans: ScansDep, page: PageDep, rights: RightsDep) -> Listi
     summary="List the topics whose table was detached",
 )
 async def list_parted(scans: ScansDep, page: PageDep, rights: RightsDep) -> Listing[api.DetachedTopicView]:
+    await rights.require_listing()
     topics, after = await scans.tables.detached_topics(page.after, page.limit)
     visibility = await rights.visible_topics([topic.topic for topic in topics])
     items = [
