@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+from icestream import errors
 from icestream.cluster.cluster_node import ClusterNode, ClusterOptions
-from icestream.cluster.members import NodeRecord
+from icestream.cluster.members import NODES, NodeRecord
 from icestream.cluster.rejoin import Predecessor
 from icestream.cluster.tls import PeerCertificates, PeerTls
+from icestream.cluster.wire import id_text
 from icestream.metadata.open import MetadataOptions, open_directory
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -72,6 +75,23 @@ class ClusterNodes:
         async with asyncio.timeout(SECONDS):
             for node in self.nodes.values():
                 await node.node.until(lambda node=node: len(node.node.members.voters) == count)  # type: ignore[misc]
+
+    async def until_recorded(self) -> None:
+        """Waits until each node has the record of each other one: where accounts are on, messages count by it."""
+        keys = [NODES + id_text(node.id) for node in self.nodes.values()]
+        async with asyncio.timeout(SECONDS):
+            for node in self.nodes.values():
+                await node.node.until(lambda node=node: None not in map(node.node.machine.get, keys))  # type: ignore[misc]
+
+    async def hand_over_to(self, node: ClusterNode) -> None:
+        """Hands the lead over, again if an attempt fails: a voter may drop the first messages of a new member."""
+        while not node.node.leads:
+            for leader in [leader for leader in self.nodes.values() if leader.node.leads]:
+                with contextlib.suppress(errors.IcestreamError):
+                    await leader.calls["Transfer"]({"node": id_text(node.id)})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await node.node.until(lambda: node.node.leads)
 
     @property
     def leader(self) -> ClusterNode:
