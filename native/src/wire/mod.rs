@@ -6,9 +6,10 @@
 //!     mqtt      MQTT 3.1.1 and 5.0, in the same way
 //!     grpc      gRPC over HTTP/2, for Danube's clients, in a thread of its own (feature `grpc`)
 //!
-//! A protocol is a parser that turns bytes into rows and events, and a writer for its answers. The rest is shared:
-//! `hub` (which connections are read, parsed and written to), `stream`, `socket` and `listener` (non-blocking I/O, write
-//! queues), `tls` and `handshakes` (feature `tls`), `epoll`, `burst` (order, hazard 55).
+//! A protocol is a parser that turns bytes into rows and events, and a writer for its answers. `frames` and `mqtt` share
+//! the rest: `hub` (which connections are read, parsed and written to), `stream`, `socket` and `listener` (non-blocking
+//! I/O, write queues), `tls` and `handshakes` (feature `tls`), `epoll`, `burst` (order, hazard 55). `grpc` shares `tls`:
+//! the `h2` crate wants sockets of a runtime of its own, so its inbox keeps the order of rows by the same rule.
 
 mod burst;
 mod epoll;

@@ -12,6 +12,7 @@ import pytest_asyncio
 import icestream
 from icestream import errors, limits
 from icestream.frontends.native.native_connection import NativeConnection
+from icestream.frontends.native.outbox import Outbox
 from icestream.model import envelope
 from icestream.model.block import Numbering, encode_block, iter_blocks
 from icestream.model.topic_name import TopicName
@@ -516,6 +517,31 @@ async def test_picks_are_sent_only_to_clients_that_support_them(
                 offsets.append(delivery.base_offset + delivery.first_row)
         assert offsets == [0, 2, 4, 6, 8]
         assert (FrameKind.PICK in kinds) == takes_picks
+
+
+async def test_a_message_is_encoded_once_for_all_its_subscribers(
+    broker: TestBroker, client: RawClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[bytes] = []
+    send = Outbox.send
+
+    def record(outbox: Outbox, head: bytes, body: bytes = b"") -> None:
+        if b"to all of them" in body:
+            bodies.append(body)
+        send(outbox, head, body)
+
+    monkeypatch.setattr(Outbox, "send", record)
+    handle, _ = await opened(client)
+    async with contextlib.AsyncExitStack() as connections:
+        subscribers = [await connections.enter_async_context(raw_client(broker.address)) for _ in range(3)]
+        for number, subscriber in enumerate(subscribers):
+            reply = await subscriber.call("subscribe", topic=TOPIC, subscription=f"s{number}", consumer="c")
+            await subscriber.write(credit(reply["handle"], 10))
+        await client.write(publish(10, PublishPart(handle, 0, block(b"to all of them"))))
+        for subscriber in subscribers:
+            delivery = await subscriber.read()
+            assert (delivery.kind, b"to all of them" in delivery.body) == (FrameKind.DELIVER, True)
+    assert (len(bodies), len({id(body) for body in bodies})) == (3, 1)
 
 
 async def test_deliveries_never_exceed_the_credit(client: RawClient, broker: TestBroker) -> None:
