@@ -17,7 +17,7 @@ from icestream.cli.output import Output, OutputFormat, columns_of, print_note
 from icestream.cli.progress_bar import progress_bar
 from icestream.observability.words import counted
 
-SHOWN_MAX = 1_000  # findings of one table in text output
+SHOWN_MAX = 1_000  # lines of one table in text output
 EXIT_INCOMPLETE: Final = 14  # with --deep: no error found, but something could not be checked
 Report = dict[str, Any]
 # Weights of findings as the API names them, and the severities that the text output shows instead.
@@ -135,12 +135,12 @@ def _single_finding_report(topic: str, table: str | None, deep: bool, weight: st
 
 
 def _verify_topic(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> Report:
-    """The report of one topic with its findings; at most SHOWN_MAX of them unless `keep_all`.
+    """The report of one topic with its findings; unless `keep_all` they are merged, and at most SHOWN_MAX.
 
     Raises the error that the lake process reports, and ConnectionLost if the response ends early.
     """
     findings: list[dict[str, Any]] = []
-    absent = 0
+    absent = listed = 0
     lines = api.lines("verify/lines", topic=topic, deep="true" if deep else "false")
     with progress_bar(topic, 1_000) as advance:
         permille = 0
@@ -148,16 +148,38 @@ def _verify_topic(api: LakeApi, topic: str, deep: bool, keep_all: bool) -> Repor
             if "problem" in line:
                 raise problem_error(line["problem"])
             if "report" in line:
-                return {**line["report"], "is_parted": False, "absent_offsets": absent, "findings": findings}
+                report = {**line["report"], "is_parted": False, "absent_offsets": absent, "findings": findings}
+                return report if keep_all else report | {"omitted_findings": report["finding_count"] - listed}
             if "finding" in line:
                 absent += _absent_offsets(line["finding"])
-                if keep_all or len(findings) < SHOWN_MAX:
+                if keep_all:
                     findings.append(line["finding"])
+                else:
+                    listed += add_merged(findings, line["finding"])
             if "progress" in line:
                 now = max(permille, 1_000 * line["progress"]["done"] // max(line["progress"]["all"], 1))
                 advance(now - permille)
                 permille = now
     raise errors.ConnectionLost("incomplete response from the lake process", hint="the lake process stopped: retry")
+
+
+def add_merged(findings: list[dict[str, Any]], finding: dict[str, Any]) -> bool:
+    """Adds a finding to those of the text output; False if there are too many.
+
+    Absences of one shard that follow each other with one reason are one line: an erasure of every second message would
+    be a line for each. The merged finding has the number of its `ranges`, and of their `offsets`.
+    """
+    added = finding | {"ranges": 1, "offsets": _absent_offsets(finding)}
+    last = findings[-1] if findings else None
+    if last and added["offsets"] and all(last[name] == added[name] for name in ("check", "weight", "text", "shard")):
+        last["end"] = added["end"]
+        last["ranges"] += 1
+        last["offsets"] += added["offsets"]
+        return True
+    if len(findings) >= SHOWN_MAX:
+        return False
+    findings.append(added)
+    return True
 
 
 def _absent_offsets(finding: dict[str, Any]) -> int:
@@ -190,7 +212,7 @@ def _show(reports: Sequence[Report], answer: Output, *, is_single: bool) -> None
     rows = [_finding_row(report["topic"], finding) for report in reports for finding in report["findings"]]
     if rows:
         answer.table(_COLUMNS, rows, drop=("check", "severity", "end"), keep=("text",))
-    omitted = sum(report["finding_count"] - len(report["findings"]) for report in reports)
+    omitted = sum(report.get("omitted_findings", 0) for report in reports)
     if omitted:
         print_note(f"… and {omitted} more; --output json lists all")
     print_note(summary_line(reports))
@@ -198,4 +220,8 @@ def _show(reports: Sequence[Report], answer: Output, *, is_single: bool) -> None
 
 def _finding_row(topic: str, finding: dict[str, Any]) -> list[object]:
     severity = _SEVERITIES.get(finding["weight"], finding["weight"])
-    return [topic, finding["check"], severity, *(finding[name] for name in _COLUMNS[3:])]
+    row = finding
+    if finding.get("ranges", 1) > 1:
+        numbers = f"{counted(finding['offsets'], 'offset')} in {counted(finding['ranges'], 'range')}"
+        row = finding | {"text": f"{finding['text']} ({numbers})"}
+    return [topic, finding["check"], severity, *(row[name] for name in _COLUMNS[3:])]
