@@ -19,11 +19,20 @@ from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.confirmation import Yes, confirm
 from icestream.cli.options import ConfigFile, OutputChoice, Sets
 from icestream.cli.output import Output, OutputFormat, print_note
-from icestream.cli.progress_bar import progress_bar
+from icestream.cli.progress_bar import note_without_bar, progress_bar
 from icestream.observability.words import counted
 
 EXIT_LEFT: Final = 14  # of a check: something is left, as `verify --deep` ends when something was not checked
 _POLL_SECONDS: Final = 0.2
+_LABELS: Final = {"dry-run": "Searching", "erase": "Erasing", "check": "Checking"}
+_PHASES: Final = {  # what the phases of an erasure (pipeline/erasure/erasure_job.py) wait for
+    "waiting": "waiting until the pipeline takes the request",
+    "commit": "waiting until everything published so far is in the table",
+    "search": "reading data files",
+    "erase": "writing the data files that have the messages again",
+    "history": "removing older snapshots that have the messages",
+    "log": "retiring the log files that have the messages",
+}
 _DRIVER_SECONDS: Final = 120.0  # a pipeline that is busy with a round takes the request after it
 
 
@@ -115,11 +124,13 @@ async def _follow(
     calls: BrokerCalls, topic: str, where: str, mode: str, wait: int, history: History | None
 ) -> dict[str, Any]:
     """Begins and follows one step. Raises NotReady after `wait` seconds, and what ended the step."""
+    label, phase = f"{_LABELS[mode]} {topic}", "waiting"
+    note_without_bar(f"{label}: {_PHASES[phase]}")
     begun = await calls.call(BEGIN_ERASURE, topic=topic, where=where, mode=mode, drop_history=history is History.DROP)
     start = time.monotonic()
     deadline = start + wait
     permille = 0
-    with progress_bar({"dry-run": "Searching", "erase": "Erasing", "check": "Checking"}[mode], 1_000) as advance:
+    with progress_bar(_LABELS[mode], 1_000) as advance:
         while True:
             state = await calls.call(ERASURE_STATE, topic=topic, id=begun["id"])
             if state["is_done"]:
@@ -127,6 +138,9 @@ async def _follow(
                     raise errors.TopicTableConflict(state["error"], hint=state["hint"])
                 document: dict[str, Any] = state["report"]
                 return document
+            if state["phase"] != phase:
+                phase = state["phase"]
+                note_without_bar(f"{label}: {_PHASES.get(phase, phase)}")
             now = max(permille, 1_000 * state["done"] // max(1, state["all"]))
             advance(now - permille)
             permille = now

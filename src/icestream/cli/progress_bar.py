@@ -1,4 +1,4 @@
-"""A progress bar on stderr, at a terminal only; it is erased at the end."""
+"""A progress bar on stderr, at a terminal only; it is erased at the end. Elsewhere a long wait prints lines."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def progress_bar(label: str, total: int | None) -> Iterator[Advance]:
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=total)
         yield lambda steps: bar.advance(task, steps)
+
+
+def note_without_bar(text: str) -> None:
+    """Prints a line on stderr where no bar is shown, so that a log tells a wait from a hang."""
+    if not sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

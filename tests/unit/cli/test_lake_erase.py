@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from icestream import errors
+from icestream.admin_api.admin_call import AdminCall
+from icestream.admin_api.erasure_api import BEGIN_ERASURE
 from icestream.broker.erasure_service import is_signed, sign_report
 from icestream.cli import lake_erase
 
@@ -62,6 +64,40 @@ def test_a_report_is_shown(capsys: pytest.CaptureFixture[str], changes: dict[str
 def test_what_cannot_be_meant_is_refused_before_the_broker_is_asked(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(errors.InvalidInput, match=problem):
         lake_erase.erase("/default/orders", **{"history": None, "verify": None, "report": None, **arguments})
+
+
+class ScriptedErasure:
+    """Answers the calls of an erasure: each question for its state gets the next phase, then the report."""
+
+    def __init__(self, *phases: str) -> None:
+        self._phases = list(phases)
+
+    async def call(self, call: AdminCall, **_: object) -> dict[str, Any]:
+        if call is BEGIN_ERASURE:
+            return {"id": "1"}
+        is_done = not self._phases
+        phase = "log" if is_done else self._phases.pop(0)
+        report = {"report": REPORT} if is_done else None
+        return {"phase": phase, "done": 0, "all": 0, "is_done": is_done, "error": "", "hint": "", "report": report}
+
+
+@pytest.mark.asyncio
+async def test_each_phase_is_a_line_where_no_bar_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lake_erase, "_POLL_SECONDS", 0)
+    broker: Any = ScriptedErasure("waiting", "commit", "search", "search", "erase", "log", "log")
+    document = await lake_erase._follow(broker, "/default/orders", "key = 'a'", "erase", 60, None)
+    assert document == {"report": REPORT}
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [
+        "Erasing /default/orders: waiting until the pipeline takes the request",
+        "Erasing /default/orders: waiting until everything published so far is in the table",
+        "Erasing /default/orders: reading data files",
+        "Erasing /default/orders: writing the data files that have the messages again",
+        "Erasing /default/orders: retiring the log files that have the messages",
+    ]
 
 
 def test_a_report_that_was_changed_is_no_report(tmp_path: Path) -> None:
