@@ -369,6 +369,7 @@ async def _restore(
     is_confirmed: bool = False,
 ) -> tuple[list[RestoredTopic], list[RestoredPart]]:
     """Runs a restore against the broker, with a progress bar. A restore in place is confirmed first."""
+    from icestream.admin_api.topic_api import LIST_DELETED_TOPICS
     from icestream.cli.broker_connection import broker_calls
     from icestream.cli.lake_http import LakeApi
     from icestream.iceberg.identifier import Identifier
@@ -410,12 +411,21 @@ async def _restore(
                     offload, plan, on_bytes,
                 )  # fmt: skip
 
+            replaced: list[ReplacedTopic] = []
             if plan.is_in_place:
                 replaced = await new_run(lambda _: None).replaced(root)
                 _confirm_replacement(replaced, is_confirmed=is_confirmed)
             with progress_bar(root.id, max(total, 1)) as advance:
                 run = new_run(advance)
-                return await run.run(root), run.parts
+                restored = await run.run(root)
+            if replaced:
+                try:
+                    deleted = (await broker.call(LIST_DELETED_TOPICS))["topics"]
+                except errors.PermissionDenied:  # the list is of the whole cluster, a restore asks for less
+                    deleted = None
+                for line in undelete_lines(replaced, restored, deleted):
+                    print_note(line)
+            return restored, run.parts
     finally:
         offload.close()
 
@@ -428,6 +438,23 @@ def _confirm_replacement(topics: list[ReplacedTopic], *, is_confirmed: bool) -> 
     if topics:
         names = ", ".join(topic.topic for topic in topics)
         confirm(f"Replace {names}?", is_confirmed=is_confirmed, unchanged="nothing was replaced")
+
+
+def undelete_lines(
+    replaced: list[ReplacedTopic], restored: list[RestoredTopic], deleted: list[dict[str, Any]] | None
+) -> list[str]:
+    """How the former topics come back, of those that can. `deleted`: the topics that can come back, if they may be
+    listed."""
+    replaced_names = {topic.topic for topic in restored if not topic.problem}
+    until = None if deleted is None else {topic["id"]: time_text(topic["until_ms"] * 1_000) for topic in deleted}
+    return [
+        f"The former {topic.topic} (id {topic.id}) can come back "
+        f"{'within `broker.undelete_grace_ms`' if until is None else f'until {until[topic.id]}'}: "
+        f"`icestream topic delete {topic.topic} --table drop`, then "
+        f"`icestream topic undelete {topic.topic} --id {topic.id}`"
+        for topic in replaced
+        if topic.topic in replaced_names and (until is None or topic.id in until)
+    ]
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------

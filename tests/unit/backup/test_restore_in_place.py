@@ -9,6 +9,8 @@ import pytest
 from icestream import errors, limits
 from icestream.backup.backup_root import BackupRoot
 from icestream.broker import records
+from icestream.cli.backup import undelete_lines
+from icestream.cli.positions import time_text
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata.command import Operation, Put
 from icestream.model.shard import ShardKey
@@ -101,7 +103,21 @@ async def test_the_former_topic_comes_back_within_its_grace(tmp_path: Path) -> N
         root = await damaged_after_a_backup(world)
         former = world.node.broker.topics.get(ORDERS).record.id
         at = await cursor_of(world)
-        await RestoreWorld(world).restore(root, ORDERS, is_in_place=True)
+        (cut,) = [topic for topic in root.topics if topic.name == str(ORDERS)]
+        plan = RestorePlan([(cut, ORDERS)], is_in_place=True)
+        replaced = await RestoreWorld(world).run_of(plan, None).replaced(root)
+        restored = [await RestoreWorld(world).restore(root, ORDERS, is_in_place=True)]
+        deleted = [
+            {"id": tombstone.topic.id, "until_ms": tombstone.until_ms}
+            for tombstone in await world.node.broker.deleted_topics()
+        ]
+        (line,) = undelete_lines(replaced, restored, deleted)
+        assert f"until {time_text(deleted[0]['until_ms'] * 1_000)}" in line
+        assert f"`icestream topic undelete {ORDERS} --id {former}`" in line
+        (unlisted,) = undelete_lines(replaced, restored, None)
+        assert f"(id {former}) can come back within `broker.undelete_grace_ms`" in unlisted
+        assert undelete_lines(replaced, restored, []) == [], "without a grace it cannot come back"
+        assert undelete_lines(replaced, [restored[0]._replace(problem="incomplete")], deleted) == []
         await world.node.broker.delete_topic(ORDERS)
         returned = await world.node.broker.undelete_topic(ORDERS, former)
         assert (returned.record.id, returned.subscriptions) == (former, 2)
