@@ -186,7 +186,8 @@ def verify(
     finally:
         offload.close()
     answer = Output(output)
-    answer.table(_FINDING_COLUMNS, [list(finding) for finding in findings], keep=("text",))
+    if findings or not answer.is_text:
+        answer.table(_FINDING_COLUMNS, [list(finding) for finding in findings], keep=("text",))
     error_count = sum(finding.severity == "error" for finding in findings)
     if answer.is_text:
         print_note(f"{counted(error_count, 'error')}, {counted(len(findings) - error_count, 'warning')}")

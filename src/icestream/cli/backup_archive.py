@@ -73,7 +73,8 @@ def status(
             head.node, head.log_id, until, round(age, 1), head.seq - head.first_seq + 1, head.seq,
             len(bases) if answer.is_text else bases, len(head.gaps) if answer.is_text else gaps,
         ])  # fmt: skip
-    answer.table(_COLUMNS, rows)
+    if rows or not answer.is_text:
+        answer.table(_COLUMNS, rows)
     if answer.is_text:
         for head in heads:
             for gap in head.gaps:
@@ -119,7 +120,8 @@ def verify(
     finally:
         offload.close()
     answer = Output(output)
-    answer.table(_FINDING_COLUMNS, [list(finding) for finding in findings], keep=("text",))
+    if findings or not answer.is_text:
+        answer.table(_FINDING_COLUMNS, [list(finding) for finding in findings], keep=("text",))
     error_count = sum(finding.severity == "error" for finding in findings)
     if answer.is_text:
         print_note(f"{counted(error_count, 'error')}, {counted(len(findings) - error_count, 'gap')}")

@@ -50,8 +50,9 @@ def lag(
         if topic in (None, entry.name)
     ]
     answer = Output(output)
-    answer.table(_COLUMNS, rows)
-    if not rows and answer.is_text:
+    if rows or not answer.is_text:
+        answer.table(_COLUMNS, rows)
+    else:
         print_note("No uncommitted messages.")
     if backlog.is_cut and answer.is_text:
         print_note("Truncated: showing the topics with the oldest uncommitted messages.")

@@ -27,6 +27,12 @@ def test_uncommitted_messages_are_shown(local: tuple[str, str]) -> None:
     assert (line["topic"], line["messages"]) == (TOPIC, 2)
 
 
+def test_without_uncommitted_messages_a_sentence_replaces_the_table(local: tuple[str, str]) -> None:
+    ran = icestream("lake", "lag", "/default/nope", *local)
+    assert (ran.code, ran.out, ran.err.strip()) == (0, "", "No uncommitted messages.")
+    assert icestream("lake", "lag", "/default/nope", *local, "--output", "json").document == []
+
+
 def test_an_unknown_topic_has_no_uncommitted_messages(local: tuple[str, str]) -> None:
     ran = icestream("lake", "commit-now", "/default/nope", *local)
     assert ran.code == 4
