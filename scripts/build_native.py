@@ -61,6 +61,19 @@ class Stamp:
         return self.built or (self.compiler == compiler and not required)
 
 
+@dataclass(frozen=True)
+class Compiler:
+    """The cargo of this machine: its version, as in `1.95.0`, or why it does not start; both empty without one."""
+
+    version: str = ""
+    problem: str = ""
+
+    @property
+    def identity(self) -> str:
+        """What a stamp keeps of it."""
+        return self.version or self.problem
+
+
 class BuildFailed(Exception):
     """The compiler is there and did not succeed."""
 
@@ -79,25 +92,34 @@ def digest_of_sources() -> str:
     return digest.hexdigest()
 
 
-def compiler_version() -> str:
-    """The version of cargo, as in `1.95.0`; empty where there is none."""
+def installed_compiler() -> Compiler:
     if shutil.which("cargo") is None:
-        return ""
+        return Compiler()
     answer = subprocess.run(["cargo", "--version"], cwd=ROOT, capture_output=True, text=True, check=False)
     words = answer.stdout.split()
-    return words[1] if answer.returncode == 0 and len(words) > 1 else ""
+    if answer.returncode == 0 and len(words) > 1:
+        return Compiler(words[1])
+    # A cargo of rustup is there without a toolchain, and fails: its first line has the reason.
+    reason = next(iter(answer.stderr.split("\n")), "").strip().removeprefix("error: ").rstrip(".")
+    return Compiler(problem=reason or f"exit code {answer.returncode}")
 
 
-def obstacle(compiler: str) -> tuple[str, str]:
+def obstacle(compiler: Compiler) -> tuple[str, str]:
     """Why no build is possible on this machine and what would help; two empty strings when it is possible."""
     manifest = NATIVE / "Cargo.toml"
     if not manifest.is_file():
         return "native/Cargo.toml is not there", "Its sources belong to the repository: fetch them and run again."
-    if not compiler:
+    if compiler.problem:
+        remedy = "To have it, make that command work (`rustup default stable` for a missing toolchain) and run again."
+        return f"`cargo --version` fails: {compiler.problem}", remedy
+    if not compiler.version:
         return "there is no Rust compiler (cargo)", "To have it, install Rust (for example with rustup) and run again."
     needed = tomllib.loads(manifest.read_text(encoding="utf-8")).get("package", {}).get("rust-version", "0")
-    if numbers(compiler) < numbers(needed):
-        return f"cargo is {compiler}, it needs {needed}", "To have it, update Rust (rustup update) and run again."
+    if numbers(compiler.version) < numbers(needed):
+        return (
+            f"cargo is {compiler.version}, it needs {needed}",
+            "To have it, update Rust (rustup update) and run again.",
+        )
     return "", ""
 
 
@@ -214,9 +236,9 @@ def read_stamp(name: str) -> Stamp | None:
 def bring_up_to_date(name: str, *, required: bool) -> Stamp:
     """Builds one variant if it is not what the sources say; returns how things stand."""
     digest = digest_of_sources()
-    compiler = compiler_version()
+    compiler = installed_compiler()
     before = read_stamp(name)
-    if before is not None and before.digest == digest and before.stands(compiler, required=required):
+    if before is not None and before.digest == digest and before.stands(compiler.identity, required=required):
         return before
     (STAMPS / name).unlink(missing_ok=True)
     reason, remedy = obstacle(compiler)
@@ -235,7 +257,7 @@ def bring_up_to_date(name: str, *, required: bool) -> Stamp:
     if reason and name == "native" and importlib.util.find_spec("icestream_native") is not None:
         # An extension made from other sources must not stay behind: the two halves would no longer fit together.
         pip("uninstall", "--yes", "icestream-native")
-    stamp = Stamp(digest, compiler, built=not reason, reason=reason, remedy=remedy)
+    stamp = Stamp(digest, compiler.identity, built=not reason, reason=reason, remedy=remedy)
     (STAMPS / name).write_text(json.dumps(asdict(stamp)) + "\n", encoding="utf-8")
     return stamp
 

@@ -25,6 +25,11 @@ esac
 FAILING_CARGO = """#!/bin/sh
 if [ "$1" = --version ]; then echo "cargo 1.95.0 (0 2026-01-01)"; else echo "error: it does not compile"; exit 101; fi
 """
+CARGO_WITHOUT_TOOLCHAIN = """#!/bin/sh
+echo "error: rustup could not choose a version of cargo to run, because no default is configured." >&2
+echo "help: run 'rustup default stable' to set a default toolchain." >&2
+exit 1
+"""
 MANIFEST = '[package]\nname = "icestream-native"\nrust-version = "{needed}"\n'
 
 
@@ -107,6 +112,16 @@ def test_setup_continues_without_a_compiler(machine: SetupMachine) -> None:
     machine.with_sources()
     check_goes_on_slower(machine.build(), "there is no Rust compiler")
     check_goes_on_slower(machine.build("--required", "--planted"), "there is no Rust compiler")
+
+
+def test_a_cargo_without_a_toolchain_is_reported_in_its_own_words(machine: SetupMachine) -> None:
+    machine.with_sources()
+    check_goes_on_slower(machine.build(), "there is no Rust compiler")
+    executable(machine.folder / "bin" / "cargo", CARGO_WITHOUT_TOOLCHAIN)
+    built = machine.build()
+    check_goes_on_slower(built, "`cargo --version` fails: rustup could not choose a version of cargo to run")
+    assert "rustup default stable" in built.stdout
+    assert "there is no Rust compiler" not in built.stdout, "the stamp of the run before"
 
 
 def test_an_old_compiler_counts_as_missing(machine: SetupMachine) -> None:
