@@ -15,6 +15,7 @@ from icestream import error_codes, errors, limits
 from icestream.admin_api.all_calls import LOCAL_CALLS
 from icestream.internal_api.archive_calls import ARCHIVE_METHODS
 from icestream.internal_api.backup_calls import BACKUP_METHODS
+from icestream.internal_api.erasure_calls import ERASURE_METHODS
 from icestream.internal_api.fence_calls import FENCE_METHODS
 from icestream.internal_api.metadata_calls import METADATA_METHODS
 from icestream.internal_api.pipeline_calls import PIPELINE_METHODS
@@ -83,7 +84,15 @@ def test_every_local_method_is_on_the_page() -> None:
     shown = {
         name for row in re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
-    declared = (METADATA_METHODS, PIPELINE_METHODS, BACKUP_METHODS, ARCHIVE_METHODS, RESTORE_METHODS, FENCE_METHODS)
+    declared = (
+        METADATA_METHODS,
+        PIPELINE_METHODS,
+        ERASURE_METHODS,
+        BACKUP_METHODS,
+        ARCHIVE_METHODS,
+        RESTORE_METHODS,
+        FENCE_METHODS,
+    )
     assert shown == {*LOCAL_CALLS, *(name for names in declared for name in names)}
 
 
