@@ -412,6 +412,8 @@ PEER_UNSENT_BYTES_MAX: Final = 16 * MIB
 PEER_OPEN_SECONDS_MAX: Final = 2.0
 # A call that gets no answer in this time has an unknown outcome.
 PEER_CALL_SECONDS_MAX: Final = 5.0
+# Turns of the loop from an accepted socket to its protocol: task, transport, protocol, and two to spare.
+ACCEPT_TURNS: Final = 5
 # What another machine does not take in this time is lost with the connection, and it is dialled anew: so nodes find
 # each other soon after a cut of the network that closed nothing. Some elections long: a busy machine is not left
 # alone; and a connection without traffic is asked after so long whether the other machine is there, by the kernel.

@@ -140,11 +140,18 @@ class PeerListener:
     async def close(self) -> None:
         self.is_closed = True  # a connection accepted a moment ago may still arrive in connection_made
         if self._server is not None:
+            # asyncio hands an accepted connection over in later turns of the loop. If its server closes meanwhile that
+            # fails, and leaves the socket open (Python 3.11): so first nothing more is accepted, then it closes.
+            for listening in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listening)
+            for _ in range(limits.ACCEPT_TURNS):
+                await asyncio.sleep(0)
             self._server.close()
         for connection in tuple(self.connections):
             await connection.close()
         if self._server is not None:
             await self._server.wait_closed()
+        await asyncio.sleep(0)  # aborted connections end in the next turn of the loop, which may be its last one
 
 
 class PeerConnection(asyncio.BufferedProtocol):

@@ -8,12 +8,13 @@ import socket
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from icestream import errors, limits
 from icestream.cluster.development_authority import LOOPBACK, make_certificate
-from icestream.cluster.listener import PeerConnection
+from icestream.cluster.listener import PeerConnection, PeerListener
 from icestream.cluster.peer_link import PeerLink, dial
 from icestream.cluster.peers import Peers
 from icestream.cluster.wire import NO_CLUSTER, PeerFrame, PeerHello, PeerWelcome, encode_welcome
@@ -56,6 +57,19 @@ async def test_both_ends_of_a_connection_detect_a_dead_machine(tmp_path: Path, i
         link.close()
     finally:
         await nodes.close()
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_close_ends_connections_that_were_accepted_a_moment_ago(turns: int) -> None:
+    listener = PeerListener(cast("Any", None))
+    await listener.listen("127.0.0.1", 0)
+    clients = [socket.create_connection(("127.0.0.1", listener.port), timeout=1) for _ in range(3)]
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await listener.close()
+    for client in clients:  # not another turn of the loop: it may end now
+        with client, contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
 
 
 @pytest.mark.skipif(not has_raft_core(), reason="a cluster needs the native part")
