@@ -89,7 +89,7 @@ class ViewedBackups:
             )
         index = ViewedTables(root.id, {
             Identifier(tuple(topic.table.namespace), topic.table.name): ViewedTable(
-                # Not the path that the root says: whoever can write to the target would choose what is read.
+                # Not the path that the root says: a writer of the target would choose what is read.
                 topic.name, topic.table.uuid, f"{layout.view_folder(root.id, topic.id)}/metadata/{METADATA_FILE}"
             )
             for topic in root.topics

@@ -185,7 +185,7 @@ class ErasureService:
             "node": self._node,
             "topic": request.topic,
             "topic_id": request.topic_id,
-            # A keyed hash: it tells whether two reports are about the same predicate, and names nobody.
+            # A keyed hash: it tells whether two reports are about the same predicate, and names no person.
             "predicate_hmac_sha256": hmac.new(seed, request.where.encode(), hashlib.sha256).hexdigest(),
             "start_ms": self._start_ms,
             "end_ms": now_ms,

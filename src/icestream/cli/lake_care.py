@@ -155,10 +155,10 @@ def maintain(
     from icestream.cli.catalog_access import catalog_settings
     from icestream.pipeline.driver.maintenance_request import COMPACT, JOBS, MaintenanceRequest
 
-    wanted = {name.strip() for name in only.split(",")}
-    if unknown := wanted - set(JOBS):
+    names = {name.strip() for name in only.split(",")}
+    if unknown := names - set(JOBS):
         raise errors.InvalidInput(f"--only {only}: there is no job {min(unknown)!r}", hint=f"one of {', '.join(JOBS)}")
-    jobs: list[str] = [name for name in JOBS if name in wanted]
+    jobs: list[str] = [name for name in JOBS if name in names]
     if repartition and COMPACT not in jobs:
         raise errors.InvalidInput(f"--repartition is of compaction, not of {only}", hint="add compact to --only")
     target = Target(broker, config, sets)

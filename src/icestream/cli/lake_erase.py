@@ -89,16 +89,16 @@ def erase(
     parse_predicate(where)  # before the broker is asked: so that an error names its position
     mode = "dry-run" if dry_run else "check" if check else "erase"
     if mode == "erase":
-        found = _run(target, topic, where, "dry-run", wait, history)["report"]
+        preview = _run(target, topic, where, "dry-run", wait, history)["report"]
         if answer.is_text:
-            _show(found)
-        if found["snapshots"] and history is None:
+            _show(preview)
+        if preview["snapshots"] and history is None:
             raise errors.InvalidInput(
-                f"the messages are in {counted(len(found['snapshots']), 'older snapshot')} of the table, too",
+                f"the messages are in {counted(len(preview['snapshots']), 'older snapshot')} of the table, too",
                 hint="--history drop removes these snapshots, and their tags and branches; nothing was changed",
             )
         confirm(
-            f"Erase {counted(found['messages'], 'message')} of {topic} for good?",
+            f"Erase {counted(preview['messages'], 'message')} of {topic} for good?",
             is_confirmed=yes,
             unchanged="nothing was erased",
         )

@@ -52,7 +52,7 @@ class ErasureFindings(msgspec.Struct):
     references: list[str] = []  # tags and branches, likewise
     left: list[str] = []  # of a check: places that still have something
     pending: list[str] = []  # removed, but not gone yet, and when it will be
-    must_do: list[str] = []  # what somebody must do elsewhere
+    must_do: list[str] = []  # what remains to be done elsewhere, by hand
 
 
 class ErasureProgress(msgspec.Struct):

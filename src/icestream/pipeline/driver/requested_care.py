@@ -145,11 +145,11 @@ class RequestedCareJob(Job[MaintenanceRequest, None]):
 
     async def _requested_tables(self, request: MaintenanceRequest, progress: MaintenanceProgress) -> list[TopicTable]:
         tables: list[TopicTable] = []
-        wanted = [(table.topic_id, table.topic) for table in request.tables]
-        if not wanted:
+        topics = [(table.topic_id, table.topic) for table in request.tables]
+        if not topics:
             loaded = [self._tables.loaded(topic_id) for topic_id in self._tables.loaded_ids()]
-            wanted = [(table.topic_id, table.topic) for table in loaded if table is not None]
-        for topic_id, topic in wanted:
+            topics = [(table.topic_id, table.topic) for table in loaded if table is not None]
+        for topic_id, topic in topics:
             loaded_table = self._tables.loaded(topic_id)
             if loaded_table is not None:
                 loaded_table.is_stale = True  # other writers may have committed since

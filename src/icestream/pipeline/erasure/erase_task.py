@@ -72,14 +72,14 @@ def _count(source: Any, predicate: Predicate, job: SearchJob) -> tuple[int, int]
     matched = newer = 0
     with pq.ParquetFile(source, pre_buffer=False) as parquet:
         stored = _stored_names(parquet.schema_arrow, job)
-        wanted = {*(field.column for field in fields_of(predicate)), "shard", "offset"} & stored.keys()
+        names = {*(field.column for field in fields_of(predicate)), "shard", "offset"} & stored.keys()
         for number in range(parquet.num_row_groups):
-            rows = parquet.read_row_group(number, columns=[stored[name] for name in sorted(wanted)], use_threads=False)
-            rows = rows.select([stored[name] for name in sorted(wanted)]).rename_columns(sorted(wanted))
+            rows = parquet.read_row_group(number, columns=[stored[name] for name in sorted(names)], use_threads=False)
+            rows = rows.select([stored[name] for name in sorted(names)]).rename_columns(sorted(names))
             mask = predicate_mask(rows, predicate)
-            found = rows.filter(mask)
-            beyond = _beyond(found, job.cut)
-            matched += len(found) - beyond
+            matching = rows.filter(mask)
+            beyond = _beyond(matching, job.cut)
+            matched += len(matching) - beyond
             newer += beyond
     return matched, newer
 

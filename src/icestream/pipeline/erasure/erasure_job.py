@@ -7,7 +7,7 @@
               meanwhile has everything searched again
     history   snapshots, tags and branches that have the messages are removed, if the request says so
     log       the broker retires the log files that have rows below the cut
-    report    what was searched and removed, what is pending, and what somebody has to do elsewhere
+    report    what was searched and removed, what is pending, and what remains to be done elsewhere
 
 A check searches files that no snapshot names, too, and asks the broker what its log has, and changes nothing.
 
@@ -90,7 +90,7 @@ class ErasureBroker(Protocol):
         """The request that waits for the driver; None if there is none."""
 
     async def report_erasure(self, progress: ErasureProgress) -> bool:
-        """Reports progress; False if nobody waits for this request any more, such as after a restart of the broker."""
+        """Reports progress; False if no command waits for this any more, as after a restart of the broker."""
 
     async def retire_log(self, topic_id: int, cut: Mapping[int, int], *, is_check: bool) -> list[str]:
         """Retires the log files that have rows of a topic below the cut. Returns what is left, in words."""
