@@ -9,7 +9,9 @@
  * syscall_recorder_hold(NULL), but for as many as syscall_recorder_pass() is called; syscall_recorder_syncs() says how
  * many have come to be held. This works without a trace too.
  *
- * An entry: struct entry, then path, target and data, without terminators, in the byte order of the machine.
+ * An entry: struct entry, then path, target and data, without terminators, in the byte order of the machine. A process
+ * that is killed, or ends while another thread writes an entry, leaves the front part of that entry: the kernel cuts a
+ * write short for a thread that must die. Each entry begins with a mark, by which the reader finds the next whole one.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -31,7 +33,10 @@
 enum call { WRITE = 1, SYNC, TRUNCATE, ALLOCATE, RENAME, UNLINK, CREATE };
 enum phase { BEGIN = 1, END };
 
+#define MARK 0x8f1d6be35ac2974eULL
+
 struct entry {
+    uint64_t mark;
     uint32_t phase;
     uint32_t call;
     uint64_t thread;
@@ -110,6 +115,7 @@ static void append(struct entry *entry, const char *path, const char *target, co
     if (trace < 0) {
         return;
     }
+    entry->mark = MARK;
     entry->thread = (uint64_t)syscall(SYS_gettid);
     entry->path_bytes = path == NULL ? 0 : (uint32_t)strlen(path);
     entry->target_bytes = target == NULL ? 0 : (uint32_t)strlen(target);

@@ -12,6 +12,7 @@ import os
 import shutil
 import struct
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).with_suffix(".c")
-_ENTRY = struct.Struct("=IIQQqqIIQ")
+_ENTRY = struct.Struct("=QIIQQqqIIQ")
+_MARK = struct.pack("=Q", 0x8F1D6BE35AC2974E)  # begins every entry
 _BEGIN, _END = 1, 2
 UNFINISHED = 2**62  # the end of a call that the process did not live to see
 
@@ -149,14 +151,33 @@ def _event(begun: _Entry, end: int, result: int) -> Event:
 
 
 def _entries(content: bytes) -> Iterator[_Entry]:
+    """Yields the whole entries of a trace.
+
+    An entry that its process did not live to complete is left out: a call whose begin is cut was never made, one whose
+    end is cut counts as unfinished. Only the last entry of a thread can be cut: anything else is an AssertionError.
+    """
     at = place = 0
+    ended: set[int] = set()  # threads whose entry is cut
     while at < len(content):
-        phase, call, thread, inode, position, result, path_bytes, target_bytes, size = _ENTRY.unpack_from(content, at)
-        assert phase in (_BEGIN, _END), f"the trace is torn at byte {at}"
+        following = content.find(_MARK, at + 1)
+        limit = len(content) if following < 0 else following
+        if limit - at < _ENTRY.size:
+            assert _MARK.startswith(content[at : min(at + len(_MARK), limit)]), f"the trace is torn at byte {at}"
+            at = limit
+            continue
+        mark, phase, call, thread, inode, position, result, *sizes = _ENTRY.unpack_from(content, at)
+        is_entry = mark == int.from_bytes(_MARK, sys.byteorder) and phase in (_BEGIN, _END)
+        assert is_entry, f"the trace is torn at byte {at}"
+        assert thread not in ended, f"thread {thread} went on behind an entry that is cut"
+        if at + _ENTRY.size + sum(sizes) > limit:
+            ended.add(thread)
+            at = limit
+            continue
+        parts = []
         at += _ENTRY.size
-        path, target = content[at : at + path_bytes], content[at + path_bytes : at + path_bytes + target_bytes]
-        at += path_bytes + target_bytes
-        data = content[at : at + size]
+        for size in sizes:
+            parts.append(content[at : at + size])
+            at += size
+        path, target, data = parts
         yield _Entry(place, phase, Call(call), thread, inode, position, result, path.decode(), target.decode(), data)
-        at += size
         place += 1
