@@ -243,8 +243,12 @@ def restore(
         list[str] | None,
         typer.Option("--topics", metavar="PATTERN", help="Names of topics, such as /shop/*; repeatable. Default: all."),
     ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", metavar="NAMESPACE", help="All topics of a namespace, such as /shop.")
+    ] = None,
     new_name: Annotated[
-        str | None, typer.Option("--as", metavar="TOPIC", help="Name for the restored topic, if --topics names one.")
+        str | None,
+        typer.Option("--as", metavar="NAME", help="New name: of the one topic of --topics, or of --namespace."),
     ] = None,
     everything: Annotated[
         bool,
@@ -279,7 +283,8 @@ def restore(
     """Restore topics into a running broker, with their offsets, subscriptions and cursors; repeat it to continue.
 
     An empty broker gets all of the backup: every schema, MQTT sessions and retained messages too. Topics and tables
-    that exist are not changed: `--as` restores beside a live topic. Accounts are restored with --accounts alone.
+    that exist are not changed: `--as` restores beside a live topic, or with --namespace all topics of a namespace
+    beside the live ones. Accounts are restored with --accounts alone.
 
     With --in-place a live topic is replaced when all files are there, in one step. What it has and the backup has not
     is shown first. The former topic can come back within its grace: delete the restored one, then `topic undelete`.
@@ -290,12 +295,18 @@ def restore(
 
     Example: icestream backup restore latest --to /backup
     Example: icestream backup restore latest --to /backup --topics /shop/orders --as /shop/orders_restored
+    Example: icestream backup restore latest --to /backup --namespace /shop --as /shop_restored
     Example: icestream backup restore latest --to /backup --topics /shop/orders --in-place --yes
     Example: icestream backup restore latest --to /backup --to-time 2026-11-19T10:30:00Z
     """
     from icestream.cli.catalog_access import catalog_settings
-    from icestream.processes.state_restore import RestoreScope
+    from icestream.processes.restore_choice import RestoreChoice, restore_plan
 
+    choice = RestoreChoice(
+        topics or [], namespace, new_name, everything, accounts, not no_subscriptions, in_place
+    )  # fmt: skip
+    choice.check()
+    cut = parse_cut(to_time, to_offset, choice.topics)
     target = Target(broker, config, sets)
     settings = catalog_settings(target, needs_node=True)
     own = load_settings(config, sets).settings
@@ -307,21 +318,11 @@ def restore(
         else:
             archive = own.backup.archive.target or location
             stored, root = await past_backup(settings, stored, archive, backup_id, cut, Path(spool))
-        plan = await _restore_plan(stored, root, topics or [], new_name, has_subscriptions=not no_subscriptions)
-        if everything:
-            plan = plan._replace(scope=RestoreScope.EVERYTHING)
-        elif not (topics or new_name or no_subscriptions):
-            plan = plan._replace(scope=RestoreScope.EMPTY)
-        plan = plan._replace(has_accounts=accounts, is_in_place=in_place)
+        plan = await restore_plan(stored, root, choice)
         for shard in root.incomplete:
             print_note(f"shard {shard.shard} of {shard.topic} is incomplete in the backup: {shard.reason}")
         return await _restore(target, settings, stored, root, plan, is_confirmed=yes)
 
-    if everything and (topics or new_name or no_subscriptions):
-        raise errors.InvalidInput("--everything leaves nothing out", hint="omit the other options")
-    if in_place and not topics:
-        raise errors.InvalidInput("--in-place replaces named topics only", hint="name them with --topics")
-    cut = parse_cut(to_time, to_offset, topics or [])
     with tempfile.TemporaryDirectory(prefix="icestream-archive-", dir=own.data_dir if cut else None) as spool:
         restored, parts = with_target(settings, location, key_source, run)
     answer = Output(output)
@@ -333,31 +334,6 @@ def restore(
         answer.record({"topics": [topic._asdict() for topic in restored], "parts": [part._asdict() for part in parts]})
     if any(topic.problem for topic in restored) or any(part.left_out for part in parts):
         raise typer.Exit(EXIT_INCOMPLETE)
-
-
-async def _restore_plan(
-    stored: StoredBackups, root: BackupRoot, patterns: list[str], new_name: str | None, *, has_subscriptions: bool
-) -> RestorePlan:
-    """The topics to restore, with their names. Raises UnknownTopic if a pattern has none, InvalidInput for --as with
-    several."""
-    from fnmatch import fnmatchcase
-
-    from icestream.model.topic_name import TopicName
-    from icestream.processes.restore_run import RestorePlan, restorable_topics
-
-    topics = await restorable_topics(stored, root)
-    for pattern in patterns:
-        if not any(fnmatchcase(topic.name, pattern) for topic in topics):
-            hint = f"`icestream backup show {root.id}` lists its topics"
-            raise errors.UnknownTopic(f"backup {root.id} has no topic {pattern}", hint=hint)
-    if patterns:
-        topics = [topic for topic in topics if any(fnmatchcase(topic.name, pattern) for pattern in patterns)]
-    if new_name is not None and len(topics) != 1:
-        raise errors.InvalidInput(f"--as names one topic, {len(topics)} are chosen", hint="choose one with --topics")
-    renamed = [(topic, TopicName.parse(new_name or topic.name)) for topic in topics]
-    return RestorePlan(
-        renamed, has_subscriptions, skips_existing=(new_name is None and not patterns) or len(renamed) > 1
-    )
 
 
 async def _restore(

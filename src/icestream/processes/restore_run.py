@@ -167,6 +167,7 @@ class RestoreRun:
         self._clock = clock
         self._offload = offload
         self._plan = plan
+        self._new_names = {cut.name: str(name) for cut, name in plan.topics if cut.name != str(name)}
         self._on_bytes = on_bytes
         self._on_effect = on_effect
         self.parts: list[RestoredPart] = []  # what was restored beside topics
@@ -253,7 +254,7 @@ class RestoreRun:
         rest: StateRestore,
     ) -> RestoredTopic:
         source = TopicName.parse(cut.name)
-        record = _entry(state, records.topic_key(source), records.TopicRecord)
+        record = self._record(state, source)
         namespace = _entry(state, records.namespace_key(source.namespace), records.NamespaceRecord)
         self._on_effect(RestoreEffect.ALLOCATE)
         policies = records.encode(namespace.policies)
@@ -437,6 +438,22 @@ class RestoreRun:
                 about[catalog_keys.RETENTION] = msgspec.json.encode(index)
         return about
 
+    def _record(self, state: StateMachine, source: TopicName) -> records.TopicRecord:
+        """The record of a topic, which names the restored topics where they have other names."""
+        record: records.TopicRecord = _entry(state, records.topic_key(source), records.TopicRecord)
+        return msgspec.structs.replace(
+            record, dead_letters_of=self._new_names.get(record.dead_letters_of, record.dead_letters_of)
+        )
+
+    def _subscription(self, name: str, data: bytes) -> bytes:
+        """The record of a subscription: its dead letters go to the restored topic and not to the live one."""
+        record = records.decode(records.SubscriptionRecord, name, data)
+        new_name = self._new_names.get(record.failure.dead_letter_topic or "")
+        if new_name is None:
+            return data
+        failure = msgspec.structs.replace(record.failure, dead_letter_topic=new_name)
+        return records.encode(msgspec.structs.replace(record, failure=failure))
+
     def _subscriptions(
         self, state: StateMachine, source: TopicName, record: records.TopicRecord
     ) -> list[tuple[str, bytes, list[tuple[int, bytes]]]]:
@@ -453,7 +470,7 @@ class RestoreRun:
                 )
                 if cursor is not None:
                     cursors.append((shard, cursor.value))
-            subscriptions.append((name, entry.value, cursors))
+            subscriptions.append((name, self._subscription(name, entry.value), cursors))
         return subscriptions
 
 
