@@ -1525,6 +1525,9 @@ BACKUP_LIST_ROWS: Final = 10_000
 BACKUP_INTERVAL_MS_MAX: Final = 10 * 365 * 24 * 3600 * 1000
 # The list of a target is read for each deletion.
 BACKUPS_KEPT_MAX: Final = 10_000
+# An unfinished backup that recorded nothing for so long is not running any more: a batch takes minutes, and an
+# operator had a day to resume it. So are temporary files of a target that were not written to since.
+BACKUP_ABANDONED_MS: Final = 24 * 3_600_000
 # A schedule looks at its target at least this often: an operator may have made or deleted backups.
 BACKUP_SCHEDULE_LOOK_SECONDS: Final = 3_600.0
 # A deletion takes a listing of the target and a request for each object; a run waits for it before it ends.

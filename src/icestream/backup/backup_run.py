@@ -151,6 +151,7 @@ class BatchRecord(msgspec.Struct, frozen=True):
     rows: list[list[Any]]
     written: int = 0
     missing: list[MissingManifest] = []
+    written_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -249,10 +250,11 @@ class BackupRun:
 
     async def resume(self) -> BackupRoot:
         """Continues the backup of this id. Raises InvalidInput if its cut was not recorded, or if it is complete."""
-        if await self._target.get(layout.root_name(self._plan.id)) is not None:
-            raise errors.InvalidInput(f"backup {self._plan.id} is complete", hint="there is nothing to resume")
+        root = await self._stored.root_or_none(self._plan.id)
         data = await self._target.get(layout.progress_name(self._plan.id, 0))
         if data is None:
+            if root is not None:
+                raise errors.InvalidInput(f"backup {self._plan.id} is complete", hint="there is nothing to resume")
             raise errors.InvalidInput(
                 f"backup {self._plan.id} ended before its cut was recorded", hint="begin another backup"
             )
@@ -269,7 +271,15 @@ class BackupRun:
         self._copied.batches = number - 1
         # The record does not tell which of them were in the target before this run, so all of them count as reused.
         self._upload.reused |= {row.path for row in self._copied.rows if layout.digest_of_object(row.path) is not None}
-        return await self._complete([])
+        if root is not None:  # the run ended behind it: the pins are still there
+            return await self._finish(root)
+        return await self._complete(await self._rows_of_parent())
+
+    async def _rows_of_parent(self) -> list[ObjectRow]:
+        """The rows of the parent; none if it was deleted meanwhile."""
+        parent = self._plan.parent
+        root = await self._stored.root_or_none(parent) if parent else None
+        return [] if root is None else [*await self._stored.object_rows(root)]
 
     async def _complete(self, parent: Sequence[ObjectRow]) -> BackupRoot:
         assert self._cut is not None
@@ -289,17 +299,38 @@ class BackupRun:
         await self._flush()
         self.progress.phase = "finish"
         # Last of all objects: without a root there is no backup, so one that was cut off can only be resumed.
-        root = await self._write_root()
+        return await self._finish(await self._write_root())
+
+    async def _finish(self, root: BackupRoot) -> BackupRoot:
+        """What comes behind the root. Progress is removed last: as long as it is there, a resumed run does this."""
+        self.progress.phase = "finish"
+        await self._check_reused()
         self._on_effect(BackupEffect.INVENTORY)
         await update_inventory(self._target, self._stored, self._now_ms)
         self._on_effect(BackupEffect.RELEASE)
         if root.kind == "copy":  # a reference backup needs the files of the tables as long as it exists
-            await self._release(self._cut.topics)
+            await self._release(root.topics)
         await self._stored.remove_progress(self._plan.id)
+        await self._finish_others()
+        await self._target.sweep_spool(self._now_ms - limits.BACKUP_ABANDONED_MS)
         self.progress.phase = "done"
         metrics.BACKUPS.labels(root.state).inc()
         _log.info("backup complete", id=root.id, state=root.state, files=root.files, bytes=root.bytes)
         return root
+
+    async def _finish_others(self) -> None:
+        """Gives back the pins of backups of this cluster whose runs ended between their root and that: a backup that is
+        listed as complete is not resumed, and its pins would keep files of tables until it is deleted."""
+        for backup_id in await self._stored.half_finished():
+            data = await self._target.get(layout.progress_name(backup_id, 0))
+            cut = None if data is None else msgspec.json.decode(data, type=CutRecord)
+            if cut is None or self._cut is None or cut.cluster != self._cut.cluster:
+                continue
+            for topic in cut.topics:
+                if topic.table is not None and cut.plan.kind == "copy":
+                    identifier = Identifier(tuple(topic.table.namespace), topic.table.name)
+                    await release_pin(self._node.of(backup_id), self._catalog, backup_id, identifier, topic.table.uuid)
+            await self._stored.remove_progress(backup_id)
 
     # --- the cut ---
 
@@ -704,7 +735,7 @@ class BackupRun:
         self._copied.written += written
         self._copied.missing += missing
         self._copied.batches += 1
-        record = BatchRecord([list(row) for row in rows], written, missing)
+        record = BatchRecord([list(row) for row in rows], written, missing, self._now_ms)
         name = layout.progress_name(self._plan.id, self._copied.batches)
         self._on_effect(BackupEffect.PROGRESS)
         await self._target.put_new(name, msgspec.json.encode(record))
@@ -822,7 +853,6 @@ class BackupRun:
         )  # fmt: skip
         self._on_effect(BackupEffect.ROOT)
         await self._upload.put_document(layout.root_name(self._plan.id), encode_document(root))
-        await self._check_reused()
         return root
 
     async def _check_reused(self) -> None:

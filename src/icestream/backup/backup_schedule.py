@@ -3,7 +3,8 @@
     due         the interval has passed since the newest complete backup of this node began. A run that failed is tried
                 again after a tenth of the interval, at most an hour
     expired     complete backups beyond the kept count, and those beyond the kept age. The newest complete one always
-                stays, and so does what an unfinished run is incremental from
+                stays, and so does what an unfinished run is incremental from. Unfinished ones that recorded nothing
+                for BACKUP_ABANDONED_MS: their pins keep files of tables
 
 A node looks at its own backups only: each node of a cluster backs up the topics of its log.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+from icestream import limits
 
 _RETRY_MS_MAX: Final = 3_600_000
 
@@ -23,6 +26,7 @@ class ScheduledBackup(NamedTuple):
     begun_ms: int
     is_complete: bool
     parent: str | None = None
+    active_ms: int = 0  # of an unfinished one: when it recorded something for the last time
 
 
 class KeptBackups(NamedTuple):
@@ -46,8 +50,10 @@ def due_in_ms(backups: Sequence[ScheduledBackup], interval_ms: int, now_ms: int)
 def expired(backups: Sequence[ScheduledBackup], bounds: KeptBackups, now_ms: int) -> list[str]:
     """The ids of the backups to delete, the oldest first."""
     complete = sorted((backup for backup in backups if backup.is_complete), key=lambda backup: backup.begun_ms)
-    needed = {backup.parent for backup in backups if not backup.is_complete}
-    ids = []
+    abandoned_ms = now_ms - limits.BACKUP_ABANDONED_MS
+    unfinished = [backup for backup in backups if not backup.is_complete]
+    needed = {backup.parent for backup in unfinished if backup.active_ms >= abandoned_ms}
+    ids = [backup.id for backup in unfinished if backup.active_ms < abandoned_ms]
     for number, backup in enumerate(complete[:-1]):
         is_surplus = bool(bounds.backups_max) and len(complete) - number > bounds.backups_max
         is_old = bool(bounds.age_ms) and backup.begun_ms < now_ms - bounds.age_ms

@@ -7,6 +7,7 @@
     size        in bytes, None if it does not exist
     names       all names below a prefix
     remove      removes an object if it exists
+    sweep_spool removes temporary files of processes that were killed: not written to since this time, in epoch ms
     location    the absolute location of a name, as Iceberg metadata has it
 
 A name that leads out of the target raises BackupDamaged. What these have written is durable when they return. `spool`
@@ -58,6 +59,8 @@ class BackupTarget(Protocol):
     async def names(self, prefix: str) -> Sequence[str]: ...
 
     async def remove(self, name: str) -> None: ...
+
+    async def sweep_spool(self, before_ms: int) -> None: ...
 
 
 class DirectoryTarget:
@@ -171,6 +174,15 @@ class DirectoryTarget:
 
         await self._offload.run(remove)
 
+    async def sweep_spool(self, before_ms: int) -> None:
+        def sweep() -> None:
+            for path in self.spool.iterdir():
+                with contextlib.suppress(FileNotFoundError):  # its process, or another sweep
+                    if path.stat().st_mtime * 1_000 < before_ms:
+                        path.unlink()
+
+        await self._offload.run(sweep)
+
 
 class BucketTarget:
     """A prefix of a bucket."""
@@ -225,6 +237,9 @@ class BucketTarget:
 
     async def remove(self, name: str) -> None:
         await self._bucket.remove(self._key(name))
+
+    async def sweep_spool(self, before_ms: int) -> None:
+        """Does nothing: the directory is of this process alone."""
 
 
 def open_target(

@@ -47,6 +47,10 @@ class NodeClient:
         self._call = call
         self._id = backup_id
 
+    def of(self, backup_id: str) -> NodeClient:
+        """The calls of another backup to the same node."""
+        return NodeClient(self._call, backup_id)
+
     async def hold(self) -> HeldNode:
         answer = await self._call("backup_hold", id=self._id)
         return HeldNode(answer["revision"], answer["node"], answer["cluster"], answer["log_id"])

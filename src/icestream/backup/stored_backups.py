@@ -20,6 +20,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from itertools import groupby
 from typing import Final, NamedTuple
 
+import msgspec
+
 from icestream import errors, limits
 from icestream.backup import backup_layout as layout
 from icestream.backup.backup_root import BackupBegin, BackupRoot, ObjectRef, decode_document
@@ -46,6 +48,13 @@ class DeletedBackup(NamedTuple):
     removed: int
     removed_bytes: int
     kept: int
+
+
+class _ProgressTime(msgspec.Struct, frozen=True):
+    """The times of a record of progress: of the cut, or of a batch."""
+
+    frozen_ms: int = 0
+    written_ms: int = 0
 
 
 class StoredBackups:
@@ -101,6 +110,23 @@ class StoredBackups:
         if data is None:
             raise errors.UnknownBackup(f"no backup {backup_id}", hint="`icestream backup list` shows the backups")
         return decode_document(BackupBegin, name, data)
+
+    async def active_ms(self, begin: BackupBegin) -> int:
+        """When an unfinished backup recorded something for the last time, in epoch ms."""
+        names = await self.target.names(f"{layout.BACKUPS}{begin.id}/")
+        last = max((name for name in names if _PROGRESS.fullmatch(name)), default=None)
+        data = None if last is None else await self.target.get(last)
+        if data is None:
+            return begin.begun_ms
+        times = msgspec.json.decode(data, type=_ProgressTime)
+        return max(begin.begun_ms, times.frozen_ms, times.written_ms)
+
+    async def half_finished(self) -> list[str]:
+        """The ids of backups that have a root, and the progress of a run that ended behind it, or is about to end."""
+        cut = re.compile(rf"{layout.BACKUPS}([^/]+)/progress-00000000\.json")
+        names = {*await self.target.names(layout.BACKUPS)}
+        ids = sorted(match[1] for name in names if (match := cut.fullmatch(name)))
+        return [backup_id for backup_id in ids if layout.root_name(backup_id) in names]
 
     async def rows_of(self, backup_id: str) -> list[ObjectRow]:
         """The object list of a backup. Raises UnknownBackup, BackupDamaged."""
@@ -175,8 +201,8 @@ class StoredBackups:
         return await self.put_named(layout.list_name(backup_id, hashlib.sha256(data).hexdigest()), data)
 
     async def remove_progress(self, backup_id: str) -> None:
-        """Removes the progress of a completed backup."""
-        for name in await self.target.names(f"{layout.BACKUPS}{backup_id}/"):
+        """Removes the progress of a completed backup; the record of its cut last, by which a run is resumed."""
+        for name in sorted(await self.target.names(f"{layout.BACKUPS}{backup_id}/"), reverse=True):
             if _PROGRESS.fullmatch(name):
                 await self.target.remove(name)
 

@@ -111,7 +111,8 @@ class ScheduledBackups:
         for backup in await stored.backups():
             begin = await stored.begin(backup.id)
             if begin.log_id == log_id:
-                own.append(ScheduledBackup(backup.id, begin.begun_ms, backup.root is not None, begin.parent))
+                active_ms = await stored.active_ms(begin) if backup.root is None else 0
+                own.append(ScheduledBackup(backup.id, begin.begun_ms, backup.root is not None, begin.parent, active_ms))
         return own
 
     async def _back_up(self, stored: StoredBackups, backups: list[ScheduledBackup]) -> BackupRoot:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from icestream import errors
+from icestream import errors, limits
+from icestream.backup.backup_run import BackupEffect
 from icestream.backup.backup_schedule import KeptBackups, ScheduledBackup, due_in_ms, expired
 from icestream.catalog.catalog_holds import holds_prefix
 from icestream.processes.scheduled_backups import ScheduledBackups
@@ -14,7 +15,8 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
 from icestream.settings import Settings, load
-from tests.support.backup_world import BackupWorld, backup_world
+from tests.support.backup_history import crash_at
+from tests.support.backup_world import BackupWorld, Crash, backup_world
 
 HOUR = 3_600_000
 
@@ -57,6 +59,19 @@ def test_the_parent_of_a_running_backup_is_kept() -> None:
     assert expired(backups, KeptBackups(backups_max=1), 1_000) == []
 
 
+def test_an_abandoned_run_is_deleted_and_holds_no_parent() -> None:
+    day = limits.BACKUP_ABANDONED_MS
+    backups = [
+        backup(1),
+        backup(2),
+        backup(3, is_complete=False, parent="b1")._replace(active_ms=10),
+        backup(4, is_complete=False, parent="b2")._replace(active_ms=20),
+        backup(5),
+    ]
+    assert expired(backups, KeptBackups(), day + 15) == ["b3"]
+    assert expired(backups, KeptBackups(backups_max=1), day + 15) == ["b3", "b1"]
+
+
 def settings_of(world: BackupWorld, **schedule: object) -> Settings:
     sets = [f"backup.schedule.{name}={str(value).lower()}" for name, value in schedule.items()]
     sets += [f"backup.target={world.folder}/backups", f"node.name={world.node.settings.node.name}"]
@@ -94,6 +109,29 @@ async def test_passes_make_incremental_backups_and_keep_some(tmp_path: Path, ref
         uuid = (await world.lake.table()).uuid or ""
         held = [key for key, _ in await world.node.store.list_all(holds_prefix(uuid))]
         assert held == ([f"{holds_prefix(uuid)}backup-{second.id}"] if reference else [])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("effect", [BackupEffect.CUT, BackupEffect.LIST])
+async def test_a_pass_deletes_a_run_that_was_killed_a_day_ago_with_its_pins(
+    tmp_path: Path, effect: BackupEffect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with backup_world(tmp_path) as world:
+        await world.create_topic()
+        await world.bind()
+        await world.publish(4)
+        await world.commit(2)
+        killed = world.run(on_effect=crash_at(effect))
+        with pytest.raises(Crash):
+            await killed.run()
+        schedule = schedule_of(world, interval_ms="1h")
+        await schedule.run_pass()
+        assert len(await world.stored().backups()) == 1, "a failed run puts the next one off for six minutes"
+        assert await world.node.store.list_all("/holds/"), "somebody may resume it"
+        monkeypatch.setattr("icestream.limits.BACKUP_ABANDONED_MS", -1)
+        await schedule.run_pass()
+        assert not await world.node.store.list_all("/holds/")
+        assert await world.stored().backups() == []
 
 
 def test_a_schedule_needs_a_target() -> None:
