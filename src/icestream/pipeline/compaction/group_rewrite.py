@@ -2,15 +2,18 @@
 
     understand   every column of a file has a field id of the table and exactly the type that the pipeline writes; a
                  file that is not fully understood is left alone, and with it the rest of the group (hazard 83)
-    read         the first files of the group that fit the memory of a task, by the sizes in their footers; the digest
-                 of the rows of each must be that of its footer (docs/adr/0064)
+    read         the first files of the group that fit the memory of a task, by the sizes in their footers. The digest
+                 of the rows of each is the one in its footer, which ingest computed from the log; of a file without
+                 one it is computed (docs/adr/0064, 0135)
     delete       the rows that delete files delete, as readers do (readers/row_deletes.py); a group with a delete that
                  cannot be applied is left alone
     order        by shard and offset; a row group has rows of one shard (hazard 94). Within parts by other columns,
                  where the topic's policy says so or the table has columns of MQTT topics (row_order.py)
     divide       files of an older partition spec: by the values of the present one, a file for each (ADR 127)
     write        as ingest does, with the layout id in the footer
-    read back    from the storage; the digest of what was read is reported beside that of the inputs
+    read back    from the storage, and decoded; the digest of what was read is reported beside that of the inputs. If it
+                 is not that of the inputs without what was deleted, each input is decoded once more, to name the one
+                 that does not have its rows
 
 A task is a function of bytes, as those of a round are. It imports no Spark and raises nothing for bad data.
 """
@@ -64,9 +67,14 @@ class _FilePart(NamedTuple):
 class _Inputs(NamedTuple):
     rows: Any  # that are not deleted
     locations: list[str]
-    digest: RowDigest  # of all rows
+    digest: RowDigest  # of all rows, by their footers
     deleted: RowDigest
     bytes: int
+
+    @property
+    def live(self) -> RowDigest:
+        """What the files that replace them must have."""
+        return self.digest.minus(self.deleted)
 
 
 def rewrite_group(data: bytes, open_store: OpenStore, name: Callable[[], str]) -> bytes:
@@ -94,15 +102,19 @@ def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> G
     if len(parts) >= len(inputs.locations) and not inputs.deleted.rows and not job.repartitions:
         return GroupResult(job.number, reason="it would be as many files as before", read_bytes=inputs.bytes)
     for part in parts:
-        file, data = encode_group(job, layout, part.rows, name, part.partition)
+        # One file has all rows: what it should have is known, and reading it back shows whether it has.
+        digest = inputs.live if len(parts) == 1 else digest_of(part.rows)
+        file, data = encode_group(job, layout, part.rows, name, digest, part.partition)
         store.put(file.location, data)
         files.append(file)
         locations.append(file.location)
     if failures := store.settle():
         return GroupResult(job.number, reason=next(iter(failures.values())), read_bytes=inputs.bytes)
-    # The digest is of the files as they are read back, not of the rows that were to be written: a fault of encoder or
-    # store makes it differ from that of the inputs, and the catalog refuses the rewrite (ADR 64).
+    # The digest is of the files as they are read back, not of the rows that were to be written: a fault of decoder,
+    # encoder or store makes it differ from that of the inputs, and the catalog refuses the rewrite (ADR 64, 135).
     added = sum_of(stored_digest(store.read(location)) for location in locations)
+    if added != inputs.live:
+        _check_inputs(store, inputs.locations)
     return GroupResult(
         job.number,
         inputs.locations,
@@ -139,13 +151,9 @@ def _read_inputs(job: GroupJob, layout: ParquetLayout, store: FileStore) -> _Inp
                 break
             check_understood(file.location, metadata, layout)
             rows = decode_rows(source, metadata)
-        digest = digest_of(rows)
-        stored = (metadata.metadata or {}).get(FOOTER_KEY)
-        if digest.rows != file.rows or (stored is not None and parse_digest(stored.decode()) != digest):
-            raise errors.TableUnreadable(
-                f"{file.location} does not have the rows that its footer states",
-                hint="`icestream verify --deep` checks the table; the file stays as it is",
-            )
+        digest = footer_digest(metadata) or digest_of(rows)
+        if not file.rows == rows.num_rows == digest.rows:
+            raise has_other_rows(file.location)
         live, deleted_rows = split_deleted(rows, deletes_of(job, file, row_deletes, layout))
         tables.append(live)
         locations.append(file.location)
@@ -153,6 +161,28 @@ def _read_inputs(job: GroupJob, layout: ParquetLayout, store: FileStore) -> _Inp
         deleted.append(digest_of(deleted_rows))
     rows = pa.concat_tables(tables, promote_options="default") if tables else None
     return _Inputs(rows, locations, sum_of(digests), sum_of(deleted), read_bytes)
+
+
+def footer_digest(metadata: Any) -> RowDigest | None:
+    """The digest in the footer of a file; None in one of another engine. Raises InvalidInput."""
+    text = (metadata.metadata or {}).get(FOOTER_KEY)
+    return None if text is None else parse_digest(text.decode())
+
+
+def has_other_rows(location: str) -> errors.TableUnreadable:
+    return errors.TableUnreadable(
+        f"{location} does not have the rows that its footer states",
+        hint="`icestream verify --deep` checks the table; the file stays as it is",
+    )
+
+
+def _check_inputs(store: FileStore, locations: Sequence[str]) -> None:
+    """Decodes each input of a rewrite that failed. Raises TableUnreadable for the first one without its rows."""
+    for location in locations:
+        with pa.BufferReader(store.read(location)) as source:
+            metadata = pq.read_metadata(source)
+            if footer_digest(metadata) not in (None, digest_of(decode_rows(source, metadata))):
+                raise has_other_rows(location)
 
 
 def row_deletes_in(store: FileStore) -> RowDeletes:
@@ -251,14 +281,18 @@ def _sized(rows: Any, target_bytes: int) -> Iterator[Any]:
 
 
 def encode_group(
-    job: GroupJob, layout: ParquetLayout, rows: Any, name: Callable[[], str], partition: Sequence[object] | None = None
+    job: GroupJob,
+    layout: ParquetLayout,
+    rows: Any,
+    name: Callable[[], str],
+    digest: RowDigest,
+    partition: Sequence[object] | None = None,
 ) -> tuple[WrittenFile, Any]:
     """Encodes one file of sorted rows, with its manifest entry. `partition`: if not that of the group."""
     target = job.target
-    digest = digest_of(rows).text
     table = layout.table({column: rows.column(column) for column in rows.column_names}, rows.num_rows)
     groups = row_groups(table, target.clustering, layout)
-    footer = {FOOTER_KEY: digest.encode(), LAYOUT_KEY: layout_id(target.clustering, layout).encode()}
+    footer = {FOOTER_KEY: digest.text.encode(), LAYOUT_KEY: layout_id(target.clustering, layout).encode()}
     data, metrics = encode_parquet(groups.rows, layout, target.codec, target.codec_level, groups.counts, footer)
     ids = {column.name: column.field_id for column in layout.columns}
     location = f"{target.location.rstrip('/')}/{data_name(target.epoch, name())}"
@@ -272,6 +306,6 @@ def encode_group(
         target.spec["spec-id"],
         list(job.partition if partition is None else partition),
         *metrics,
-        digest,
+        digest.text,
     )
     return file, data

@@ -20,7 +20,6 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from icestream import errors
 from icestream.model.erased_offsets import Range, ranges_of
 from icestream.model.erasure_predicate import Predicate, fields_of, parse_predicate
-from icestream.model.row_digest import FOOTER_KEY, parse_digest
 from icestream.pipeline.compaction.group_rewrite import (
     OpenStore,
     by_offset,
@@ -28,6 +27,8 @@ from icestream.pipeline.compaction.group_rewrite import (
     decode_rows,
     deletes_of,
     encode_group,
+    footer_digest,
+    has_other_rows,
     row_deletes_in,
     stored_digest,
 )
@@ -121,12 +122,8 @@ def _split(
     check_understood(file.location, metadata, layout)
     rows = decode_rows(source, metadata)
     digest = digest_of(rows)
-    stored = (metadata.metadata or {}).get(FOOTER_KEY)
-    if digest.rows != file.rows or (stored is not None and parse_digest(stored.decode()) != digest):
-        raise errors.TableUnreadable(
-            f"{file.location} does not have the rows that its footer states",
-            hint="`icestream verify --deep` checks the table; the file stays as it is",
-        )
+    if digest.rows != file.rows or footer_digest(metadata) not in (None, digest):
+        raise has_other_rows(file.location)
     live, deleted = split_deleted(rows, deletes_of(group, file, row_deletes_in(store), layout))
     mask = predicate_mask(live, predicate)
     erased, kept = live.filter(mask), live.filter(pc.invert(mask))
@@ -135,7 +132,7 @@ def _split(
         return counts
     files = []
     if kept.num_rows:
-        written, content = encode_group(group, layout, by_offset(kept), name)
+        written, content = encode_group(group, layout, by_offset(kept), name, digest_of(kept))
         store.put(written.location, content)
         files.append(written)
     if failures := store.settle():
