@@ -6,6 +6,7 @@ Behind the end every other call fails too, as nothing of a killed process goes o
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -62,8 +63,19 @@ class CutOffCalls:
 
         return counted
 
+    def plain_function(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """As `function`, of what returns its result at once."""
+
+        def counted(*arguments: Any) -> Any:
+            number = self._begin(name)
+            result = call(*arguments)
+            self._end(number)
+            return result
+
+        return counted
+
     def of(self, service: Service, *methods: str) -> Service:
-        """The same service, whose asynchronous methods are counted, and `chunks`, which yields."""
+        """The same service, whose methods of these names are counted, and `chunks`, which yields."""
         return _CountedService(self, service, methods)  # type: ignore[return-value]
 
     def chunks(self, read: Callable[[str], Iterator[bytes]], name: str) -> Iterator[bytes]:
@@ -85,9 +97,14 @@ class _CountedService:
         attribute = getattr(self._service, name)
         if name == "chunks":
             return lambda path: self._calls.chunks(attribute, path)
-        return self._calls.function(name, attribute) if name in self._methods else attribute
+        if name not in self._methods:
+            return attribute
+        if inspect.iscoroutinefunction(attribute):
+            return self._calls.function(name, attribute)
+        return self._calls.plain_function(name, attribute)
 
 
+WRITER_CALLS = ("size", "write", "write_tail")
 TARGET_CALLS = ("put_new", "put", "adopt", "get", "size", "names", "remove")
 CATALOG_CALLS = ("load", "commit")
 
