@@ -64,10 +64,14 @@ class Erasures:
         self.service = ErasureService(world.log, world.store, world.clock, Path(world.folder) / "erasure.key", "node")
 
     def add_to(
-        self, life: InterruptibleDriver, searcher: LocalSearcher | None = None
+        self,
+        life: InterruptibleDriver,
+        searcher: LocalSearcher | None = None,
+        compaction: CompactionJob | None = None,
     ) -> tuple[ErasureJob, CompactionJob]:
-        """Registers the job behind a compaction that finds nothing to do, as the pipeline process does."""
-        compaction = add_compaction(life, RULE._replace(files_min=1_000, is_requested=False))
+        """Registers the job behind a compaction, as the pipeline process does; without one behind one that finds
+        nothing to do."""
+        compaction = compaction or add_compaction(life, RULE._replace(files_min=1_000, is_requested=False))
         sequence = CommitSequence(life.lease, life.ledger, life.committer, life.effects, life.clock, life.report)
         watched: Any = life.watched
         job = ErasureJob(

@@ -18,7 +18,7 @@ from icestream.broker.consumed_offsets import read_generation
 from icestream.broker.pipeline_service import LogLocation, PipelineService
 from icestream.catalog import catalog_keys
 from icestream.catalog.catalog import Catalog
-from icestream.catalog.plans.commit_plans import first_kept
+from icestream.catalog.plans.commit_plans import erased_record, first_kept
 from icestream.catalogs.embedded import EmbeddedCatalog
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.file_io import LocalFiles, open_local
@@ -55,7 +55,7 @@ from icestream.wal.write_ahead_log import WriteAheadLog
 from tests.support.fake_clock import FakeClock
 from tests.support.interruptible_driver import DriverEnvironment, InterruptibleDriver, StopPoint
 from tests.support.machine import SMALL
-from tests.support.table_check import check_table, rows_of
+from tests.support.table_check import RowReader, check_table, rows_of
 
 # Only what waits for ever takes so long: two drivers that steal the lease from each other need 13 s on a quiet machine.
 HANGS_SECONDS = 90.0
@@ -261,14 +261,15 @@ class FaultWorld:
         name = self.names.get(topic_id, name_of(topic_id))
         return (await self.catalog.load(name)).metadata_location or ""
 
-    async def check(self, stopped: AbstractSet[int] = frozenset()) -> None:
-        """table_check.py of every table; and every floor is where its rows end."""
+    async def check(self, stopped: AbstractSet[int] = frozenset(), readers: Sequence[RowReader] = ()) -> None:
+        """table_check.py of every table, with further `readers`; and every floor is where its rows end."""
         for topic_id in {key.topic_id for key in self.published} - stopped:
             published = {key.shard: rows for key, rows in self.published.items() if key.topic_id == topic_id}
             gone = {key.shard: offsets for key, offsets in self.forgone.items() if key.topic_id == topic_id}
             for shard, first in (await self.first(topic_id)).items():
                 gone[shard] = gone.get(shard, set()) | {offset for offset in published[shard] if offset < first}
-            check_table(await self._location(topic_id), published, await self._verified(topic_id), gone)
+            location, report = await self._location(topic_id), await self._verified(topic_id)
+            check_table(location, published, report, gone, readers)
             for shard, messages in published.items():
                 assert self.log.shard(topic_id, shard).floor == max(messages) + 1
 
@@ -302,10 +303,11 @@ class FaultWorld:
         return {manifest_list, *manifests, *files}
 
     async def needed(self, topic_id: int) -> set[str]:
-        """The files that readers of any snapshot of the topic open."""
+        """The files that readers of any snapshot of the topic open, with the one that names its erased offsets."""
         loaded = await self.catalog.load(name_of(topic_id))
         path_sets = [await self.paths(entry["manifest-list"]) for entry in loaded.metadata.get("snapshots", ())]
-        return {path for paths in path_sets for path in paths}
+        record = erased_record(topic_id, await self.store.get(catalog_keys.erased_key(topic_id)))
+        return {path for paths in path_sets for path in paths} | ({record.offsets} if record is not None else set())
 
     async def present(self, topic_id: int) -> set[str]:
         """The files of its table that are there, without metadata files."""

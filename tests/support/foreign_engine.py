@@ -194,10 +194,13 @@ def _together(table: TableMetadata, paths: list[str]) -> WrittenFile:
     rows = pa.concat_tables([pq.read_table(path.removeprefix("file:")) for path in paths])
     location = f"{table.location}/data/{uuid.uuid4()}.parquet"
     path = Path(location.removeprefix("file:"))
-    pq.write_table(rows, path)
+    pq.write_table(rows.replace_schema_metadata(), path)  # the footers of the files do not fit any more
     schema_id, spec_id = table.fields["current-schema-id"], table.fields["default-spec-id"]
-    number = next(column["id"] for column in table.current_schema["fields"] if column["name"] == "offset")
-    offsets = rows["offset"].to_pylist()
-    low, high = ({number: struct.pack("<q", bound)} for bound in (min(offsets), max(offsets)))
+    numbers = {column["name"]: column["id"] for column in table.current_schema["fields"]}
+    offsets, shards = rows["offset"].to_pylist(), rows["shard"].to_pylist()
+    low, high = (
+        {numbers["offset"]: struct.pack("<q", bound(offsets)), numbers["shard"]: struct.pack("<i", bound(shards))}
+        for bound in (min, max)
+    )
     size = path.stat().st_size
     return WrittenFile(1, location, size, len(rows), [], schema_id, spec_id, [], {}, {}, {}, low, high, [4])

@@ -96,6 +96,11 @@ class Spark:
     def column(self, statement: str) -> list[Any]:
         return [row[0] for row in self.sql(statement)]
 
+    def read(self, location: str, *columns: str) -> list[tuple[Any, ...]]:
+        """Rows of the table whose metadata file is there, without a catalog."""
+        rows: list[tuple[Any, ...]] = self._ask("read", location, columns)
+        return rows
+
     def attach(self, name: str, uri: str, kind: str = CATALOG, **properties: str) -> None:
         """A REST catalog under this name; what others commit is seen by the next statement."""
         own = {"": kind, ".type": "rest", ".uri": uri, ".cache-enabled": "false"}

@@ -43,6 +43,8 @@ def answer(session: Any, kind: str, arguments: list[Any]) -> Any:
     match kind, arguments:
         case "sql", [statement]:
             return [tuple(row) for row in session.sql(statement).collect()]
+        case "read", [location, columns]:
+            return [tuple(row) for row in session.read.format("iceberg").load(location).select(*columns).collect()]
         case "set", [key, value]:
             return session.conf.set(key, value)
         case "unset", [key]:

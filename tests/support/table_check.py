@@ -1,34 +1,52 @@
 """What must hold of a topic's table after every fault of the pipeline, in this process or among real ones:
 
-rows      every message that was published is a row, once, unless it was deleted from the table
+rows      every message that was published is a row, once, unless it was deleted from the table; in every reader that
+          a test asks for
 verify    `icestream verify --deep` finds nothing wrong, and names exactly what was taken out
 paths     every file that any manifest of any snapshot names is there
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import Any
 
+from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import StaticTable, Table
 
 from icestream.readers.verify.verify_report import Finding, VerifyReport, Weight
+from tests.support.lakehouse import duckdb_with_iceberg
+from tests.support.spark import Spark
 
 Messages = Mapping[int, Mapping[int, bytes]]  # payloads, by shard and offset
 Gone = Mapping[int, AbstractSet[int]]  # offsets, by shard
+Rows = dict[int, list[tuple[int, bytes]]]  # offset and payload in rising order, by shard
+RowReader = Callable[[str], Rows]  # of the table whose metadata is there
 _NAMED: dict[str, set[str]] = {}  # what each manifest and each list of them names
 
 
-def check_table(location: str, published: Messages, report: VerifyReport | None, gone: Gone | None = None) -> None:
-    """`location`: of its metadata. No report: its catalog knows nothing of topics, and `verify` nothing of it."""
+def check_table(
+    location: str,
+    published: Messages,
+    report: VerifyReport | None,
+    gone: Gone | None = None,
+    readers: Sequence[RowReader] = (),
+) -> None:
+    """`location`: of its metadata. No report: its catalog knows nothing of topics, and `verify` nothing of it.
+    `readers`: other engines, which have to find the same rows as PyIceberg. They may be alone where rows are deleted
+    by value, which PyIceberg cannot read."""
     table = StaticTable.from_metadata(location)
-    rows, gone = rows_of(table), gone or {}
-    for shard, messages in published.items():
-        missing = gone.get(shard, set())
-        expected = sorted((at, payload) for at, payload in messages.items() if at not in missing)
-        assert rows.get(shard, []) == expected, f"{location}: shard {shard}"
-    assert rows.keys() <= published.keys(), f"{location}: rows of shards without published messages"
+    gone = gone or {}
+    of_readers = [rows_of(table)] if not readers or not has_deletes_by_value(table) else []
+    of_readers += [read(location) for read in readers]
+    for number, rows in enumerate(of_readers):
+        for shard, messages in published.items():
+            missing = gone.get(shard, set())
+            expected = sorted((at, payload) for at, payload in messages.items() if at not in missing)
+            assert rows.get(shard, []) == expected, f"{location}: shard {shard}, reader {number} of {len(of_readers)}"
+        assert rows.keys() <= published.keys(), f"{location}: rows of shards without published messages"
     for path in named_files(table):
         assert Path(path.removeprefix("file:")).is_file(), f"{path} is in a manifest and not there"
     if report is not None:
@@ -38,12 +56,38 @@ def check_table(location: str, published: Messages, report: VerifyReport | None,
         }, report.findings
 
 
-def rows_of(table: Table) -> dict[int, list[tuple[int, bytes]]]:
-    """The rows in main as another reader sees them: offset and payload, by shard."""
-    rows_by_shard: dict[int, list[tuple[int, bytes]]] = {}
-    for row in table.scan(selected_fields=("shard", "offset", "payload")).to_arrow().to_pylist():
-        rows_by_shard.setdefault(row["shard"], []).append((row["offset"], row["payload"]))
-    return {shard: sorted(rows) for shard, rows in rows_by_shard.items()}
+def rows_of(table: Table) -> Rows:
+    """The rows in main as PyIceberg sees them."""
+    rows = table.scan(selected_fields=("shard", "offset", "payload")).to_arrow().to_pylist()
+    return _by_shard([(row["shard"], row["offset"], row["payload"]) for row in rows])
+
+
+def rows_by_duckdb(location: str) -> Rows:
+    """The rows in main as DuckDB sees them."""
+    with duckdb_with_iceberg() as connection:
+        statement = 'SELECT shard, "offset", payload FROM iceberg_scan($location)'
+        return _by_shard(connection.execute(statement, {"location": location.removeprefix("file:")}).fetchall())
+
+
+def rows_by_spark(spark: Spark, location: str) -> Rows:
+    """The rows in main as Spark sees them."""
+    return _by_shard(spark.read(location, "shard", "offset", "payload"))
+
+
+def _by_shard(rows: Sequence[tuple[Any, ...]]) -> Rows:
+    rows_by_shard: Rows = {}
+    for shard, offset, payload in rows:
+        rows_by_shard.setdefault(shard, []).append((offset, bytes(payload)))
+    return {shard: sorted(of_shard) for shard, of_shard in rows_by_shard.items()}
+
+
+def has_deletes_by_value(table: Table) -> bool:
+    snapshot = table.current_snapshot()
+    return snapshot is not None and any(
+        entry.data_file.content is DataFileContent.EQUALITY_DELETES
+        for manifest in snapshot.manifests(table.io)
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+    )
 
 
 def named_files(table: Table) -> set[str]:

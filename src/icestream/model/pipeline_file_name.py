@@ -3,6 +3,7 @@
     data/icestream-{epoch}-{token}.parquet
     metadata/icestream-{epoch}-{uuid}-m{number}.avro               a manifest
     metadata/snap-{snapshot id}-icestream-{epoch}-{uuid}.avro      a manifest list
+    metadata/icestream-{epoch}-{token}.erased                      the side file of erased offsets (erased_offsets.py)
 
 So the name of a file in a folder says whether a commit can still bring it into the table: the clean-up removes files of
 lower epochs (pipeline/file_cleanup/removal_rule.py), and a rewrite is committed under the epoch of its files alone;
@@ -24,6 +25,7 @@ class PipelineFileKind(Enum):
     DATA = auto()
     MANIFEST = auto()
     LIST = auto()
+    ERASED = auto()
 
 
 class PipelineFile(NamedTuple):
@@ -35,6 +37,7 @@ _FORMS: Final = {
     PipelineFileKind.DATA: re.compile(r"icestream-([0-9]{1,18})-[0-9a-f]{32}\.parquet"),
     PipelineFileKind.MANIFEST: re.compile(rf"icestream-([0-9]{{1,18}})-{_UUID}-m[0-9]+\.avro"),
     PipelineFileKind.LIST: re.compile(rf"snap-[0-9]+-icestream-([0-9]{{1,18}})-{_UUID}\.avro"),
+    PipelineFileKind.ERASED: re.compile(r"icestream-([0-9]{1,18})-[0-9a-f]{32}\.erased"),
 }
 
 
@@ -49,6 +52,11 @@ def manifest_name(epoch: int, uuid: str, number: int) -> str:
 
 def list_name(snapshot_id: int, epoch: int, uuid: str) -> str:
     return f"snap-{snapshot_id}-{PREFIX}{epoch}-{uuid}.avro"
+
+
+def erased_name(epoch: int, token: str) -> str:
+    """`token`: 32 random hexadecimal digits."""
+    return f"{PREFIX}{epoch}-{token}.erased"
 
 
 def parse_pipeline_file(location: str) -> PipelineFile | None:

@@ -7,6 +7,7 @@ import pytest
 from icestream.model.pipeline_file_name import (
     PipelineFileKind,
     data_name,
+    erased_name,
     list_name,
     manifest_name,
     parse_pipeline_file,
@@ -20,6 +21,7 @@ def test_a_file_name_contains_kind_and_epoch() -> None:
     assert parse_pipeline_file(f"s3://b/t/data/{data_name(7, fresh_name())}") == (PipelineFileKind.DATA, 7)
     assert parse_pipeline_file(f"file:/w/t/metadata/{manifest_name(12, UUID, 3)}") == (PipelineFileKind.MANIFEST, 12)
     assert parse_pipeline_file(list_name(2**62, 1, UUID)) == (PipelineFileKind.LIST, 1)
+    assert parse_pipeline_file(f"metadata/{erased_name(9, CHANCE)}") == (PipelineFileKind.ERASED, 9)
 
 
 @pytest.mark.parametrize(

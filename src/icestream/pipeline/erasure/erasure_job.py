@@ -42,6 +42,7 @@ from icestream.metadata.store import MetadataStore
 from icestream.model.erased_offsets import NOTHING_ERASED, ErasedOffsets, decode_erased, encode_erased
 from icestream.model.erasure_messages import REQUEST_KEY, ErasureMode, ErasureProgress, ErasureRequest
 from icestream.model.erasure_predicate import check_columns, parse_predicate
+from icestream.model.pipeline_file_name import erased_name
 from icestream.model.row_digest import parse_digest, sum_of
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
@@ -543,7 +544,8 @@ class ErasureJob(Job[_Erasure, None]):
                 "narrow the predicate, or let the topic's retention remove the messages",
             )
         data = await self._offload.run(lambda: encode_erased(total))
-        location = f"{metadata_folder(table.table)}/erased-{self._randomness.token(16).hex()}.bin"
+        name = erased_name(self._lease.check(), self._randomness.token(16).hex())
+        location = f"{metadata_folder(table.table)}/{name}"
         with self._effects.happens(Effect.NOTE_OFFSETS):
             await self._files.create(location, [data])
         rewrite = TableRewrite(

@@ -6,6 +6,7 @@
                 of a table, once in the life of a driver, daily, and after a commit that needed more than one attempt.
                 They wait for the delay, too. Those of the epoch under which the table was last committed stay; if two
                 listings see the same ones, the driver takes a new epoch, and the next listing finds them
+    superseded  side files of erased offsets that the record of the topic does not name: likewise
     others      files of other writers that the listing finds in no snapshot. They are written down, and condemned if a
                 second listing, at least the delay later, finds them in none either
 
@@ -34,6 +35,8 @@ from icestream.catalog import catalog_holds, catalog_keys, catalog_records, cond
 from icestream.catalog.catalog_records import TableRecord
 from icestream.catalog.cleanup.files_in_use import FilesInUse, FilesInUseScan
 from icestream.catalog.condemned_files import CondemnedState, StoredRecord
+from icestream.catalog.plans.commit_plans import erased_record
+from icestream.catalog.topic_rules.erase_claim import ErasedRecord
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.file_io import TableFiles
@@ -64,7 +67,7 @@ class LiveTable(NamedTuple):
     folder: str
     epoch: int
     lists: frozenset[str]
-    statistics: frozenset[str]
+    attached: frozenset[str]  # statistics, and the side file of the topic's erased offsets
 
 
 class RemovalPlan(NamedTuple):
@@ -204,7 +207,9 @@ class FileCleaner:
                 await condemned_files.forget(self._store, stored)
             self._tables.pop(table.topic_id, None)
             return
-        live = _live_table(table, tables.load((await self._catalog.load(table.identifier)).metadata), epoch)
+        erased = erased_record(table.topic_id, await self._store.get(catalog_keys.erased_key(table.topic_id)))
+        metadata = tables.load((await self._catalog.load(table.identifier)).metadata)
+        live = _live_table(table, metadata, epoch, erased)
         now_ns = self._clock.monotonic_ns()
         if live is None:
             table.reset(now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000)
@@ -302,14 +307,16 @@ class FileCleaner:
         manifests: set[str] = set()
         async for _ in self._collect_manifests(live.lists, table.pending_lists(), manifests):
             yield
-        named = live.lists | live.statistics | manifests
+        named = live.lists | live.attached | manifests
         current, others = set(_without(current, named)), set(_without(others, named))
         unnamed = orphans[PipelineFileKind.DATA] | current | others
         async for _ in self._subtract_live_files(unnamed, manifests):
             yield
         lists = _without(orphans[PipelineFileKind.LIST], live.lists)
         table.add(PendingRemoval(due_ns, location, is_list=True) for location in lists)
-        for location in _without(orphans[PipelineFileKind.MANIFEST], manifests):
+        for location in _without(
+            orphans[PipelineFileKind.MANIFEST] | orphans[PipelineFileKind.ERASED], manifests | live.attached
+        ):
             table.add([PendingRemoval(due_ns, location)])
         table.add(PendingRemoval(due_ns, location) for location in sorted(orphans[PipelineFileKind.DATA] & unnamed))
         self._see_leftovers(table, live.epoch, frozenset(current & unnamed))
@@ -434,7 +441,7 @@ class FileCleaner:
         manifests: set[str] = set()
         async for _ in self._collect_manifests(live.lists, watched.pending_lists(), manifests):
             yield
-        named = {object_identity(location) for location in live.lists | live.statistics | manifests} | in_use
+        named = {object_identity(location) for location in live.lists | live.attached | manifests} | in_use
         condemned = {
             location
             for stored in table.records
@@ -514,7 +521,9 @@ def _without(candidates: Iterable[str], referenced: Iterable[str]) -> list[str]:
     return sorted(location for location in candidates if object_identity(location) not in identities)
 
 
-def _live_table(table: WatchedTable, metadata: TableMetadata, epoch: int) -> LiveTable | None:
+def _live_table(
+    table: WatchedTable, metadata: TableMetadata, epoch: int, erased: ErasedRecord | None
+) -> LiveTable | None:
     """None if the table is not ours to clean."""
     folder = normalize(metadata.location)
     # The catalog puts the UUID of a table into its folder. Another folder was chosen by a client, and may hold files of
@@ -525,11 +534,12 @@ def _live_table(table: WatchedTable, metadata: TableMetadata, epoch: int) -> Liv
     lists = frozenset(
         normalize(snapshot["manifest-list"]) for snapshot in metadata.snapshots if "manifest-list" in snapshot
     )
-    return LiveTable(metadata, folder, epoch, lists, frozenset(statistics_of(metadata)))
+    side_files = [] if erased is None else [normalize(erased.offsets)]
+    return LiveTable(metadata, folder, epoch, lists, frozenset([*statistics_of(metadata), *side_files]))
 
 
 def _cleaned_table(live: LiveTable, manifests: Set[str]) -> CleanedTable:
-    referenced = {object_identity(location) for location in live.lists | live.statistics | manifests}
+    referenced = {object_identity(location) for location in live.lists | live.attached | manifests}
     return CleanedTable(True, live.epoch, {}, live.metadata.current_snapshot_id, referenced)
 
 

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
 from icestream import errors
-from icestream.catalog import condemned_files
+from icestream.catalog import catalog_keys, condemned_files
 from icestream.catalog.cleanup.file_references import document_references, files_of, lists_of, manifests_of
 from icestream.catalog.cleanup.files_in_use import FilesInUse
 from icestream.catalog.condemned_files import CondemnedState
+from icestream.catalog.plans.commit_plans import erased_record
 from icestream.catalog.topic_rules.snapshot_progress import lineage
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
@@ -74,6 +75,14 @@ class FolderSurvey:
         in_use = FilesInUse([folder])
         async for identifier in self._all_tables():
             await self._add_table(identifier, in_use)
+        entries = await self._store.list_all(catalog_keys.ERASED)
+        in_use.add(
+            [
+                record.offsets
+                for key, entry in entries
+                if (record := erased_record(int(key.removeprefix(catalog_keys.ERASED)), entry)) is not None
+            ]
+        )
         unnamed = [
             name
             for name in names
