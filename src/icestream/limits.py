@@ -1508,8 +1508,10 @@ BACKUP_KEY_SECONDS: Final = 30.0
 BACKUP_CHUNK_BYTES: Final = 1 * MIB
 # Root, begin and manifests are read whole.
 BACKUP_DOCUMENT_BYTES_MAX: Final = 256 * MIB
-# Files that are copied at once: enough for the latency of a bucket; each takes a chunk of memory.
-BACKUP_UPLOADS_AT_ONCE: Final = 4
+# Files that are read, hashed and written to a temporary file at once; each takes a chunk of memory.
+BACKUP_READS_AT_ONCE: Final = 4
+# Files that are copied at once, those included that only wait for the disk's sync or for a bucket.
+BACKUP_UPLOADS_AT_ONCE: Final = 8
 # Files from which tasks of Spark copy a backup: a job of 256 of them costs some 100 ms beside the copy, and the session
 # of a command five seconds.
 BACKUP_SPARK_FILES_DEFAULT: Final = 10_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -62,6 +63,37 @@ async def test_an_object_is_adopted_once_and_read_in_pieces(target: BackupTarget
     assert await target.size("objects/ab/x.parquet") is None
     with pytest.raises(errors.BackupDamaged):
         b"".join(target.chunks("objects/ab/x.parquet"))
+
+
+async def test_an_object_has_durable_bytes_before_its_name_and_folders_are_synced_for_many_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "target"
+    target = DirectoryTarget(root, InlineOffload())
+    effects: list[str] = []
+    sync, link = os.fsync, os.link
+
+    def record_sync(number: int) -> None:
+        effects.append(str(Path(f"/proc/self/fd/{number}").readlink().relative_to(root)))
+        sync(number)
+
+    def record_link(source: Path, path: Path) -> None:
+        effects.append("link")
+        link(source, path)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "link", record_link)
+    names = ["objects/ab/x.parquet", "objects/ab/y.parquet", "objects/cd/z.parquet"]
+    paths = [spooled(target, name.encode()) for name in names]
+    for path, name in zip(paths, names, strict=True):
+        await target.adopt(path, name)
+    links = [effect for effect in effects if effect == "link" or effect.startswith(".partial")]
+    assert [effect for effect in links if effect != "link"] == [f".partial/{path.name}" for path in paths]
+    assert links[0] != "link", "the bytes of an object are synced before it has a name"
+    assert effects[-1] == "link", "no folder is synced for each object"
+    effects.clear()
+    await target.keep_names(names)
+    assert sorted(effects) == [".", "objects", "objects/ab", "objects/cd"]
 
 
 async def test_a_backup_is_made_verified_and_deleted(target: BackupTarget, tmp_path: Path) -> None:

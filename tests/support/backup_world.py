@@ -49,6 +49,30 @@ class LocalSource:
                 yield chunk
 
 
+class PowerLossTarget(DirectoryTarget):
+    """A target that knows which names a power loss would take, and whether a record of the backup was written then."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, InlineOffload())
+        self.fragile: set[str] = set()
+        self.records = 0
+
+    async def adopt(self, path: Path, name: str) -> bool:
+        self.fragile.add(name)
+        return await super().adopt(path, name)
+
+    async def keep_names(self, names: Iterable[str]) -> None:
+        names = [*names]
+        await super().keep_names(names)
+        self.fragile -= {*names}
+
+    async def put_new(self, name: str, data: bytes) -> None:
+        if name.endswith(".json") and name.startswith("backups/"):
+            assert not self.fragile, f"{name} is written before the names of objects are durable"
+            self.records += 1
+        await super().put_new(name, data)
+
+
 class RecordingSource:
     """A source of files that remembers which were read; put in the place of that of a run."""
 

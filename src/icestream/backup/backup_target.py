@@ -1,7 +1,9 @@
 """The store that backups lie in: a directory, or a prefix of a bucket (ADR 70).
 
     put_new     a small object on the condition that its name is free; the same bytes under it are a success
-    adopt       a finished temporary file becomes the object of this name; False if the object is there already
+    adopt       a finished temporary file becomes the object of this name; False if the object is there already. It has
+                all of its bytes, also after a power loss; its name is durable after the next keep_names
+    keep_names  these names, which adopt gave or found, are durable when it returns: once for many objects
     get         the bytes of a small object, None if it does not exist
     chunks      the bytes of an object, piece by piece, for a thread. Raises BackupDamaged if it does not exist
     size        in bytes, None if it does not exist
@@ -10,17 +12,19 @@
     sweep_spool removes temporary files of processes that were killed: not written to since this time, in epoch ms
     location    the absolute location of a name, as Iceberg metadata has it
 
-A name that leads out of the target raises BackupDamaged. What these have written is durable when they return. `spool`
-is the directory for temporary files: of a directory target its own `.partial`, so that adopting is a link and not a
-copy.
+A name that leads out of the target raises BackupDamaged. What the others have written is durable when they return.
+`spool` is the directory for temporary files: of a directory target its own `.partial`, so that adopting is a link and
+not a copy.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -37,6 +41,7 @@ from icestream.runtime.randomness import Randomness
 from icestream.runtime.tasks import Offload
 
 PARTIAL: Final = ".partial"
+_SYNC_SHARES: Final = 4
 
 
 class BackupTarget(Protocol):
@@ -51,6 +56,8 @@ class BackupTarget(Protocol):
     async def put(self, name: str, data: bytes) -> None: ...
 
     async def adopt(self, path: Path, name: str) -> bool: ...
+
+    async def keep_names(self, names: Iterable[str]) -> None: ...
 
     async def get(self, name: str) -> bytes | None: ...
 
@@ -91,6 +98,7 @@ class DirectoryTarget:
         path = await self._offload.run(lambda: self._spool(data))
         if not await self.adopt(path, name) and await self.get(name) != data:
             raise errors.AlreadyExists(f"{self.location(name)} already exists")
+        await self.keep_names([name])
 
     async def put(self, name: str, data: bytes) -> None:
         """Writes a small object, whatever was there."""
@@ -98,7 +106,9 @@ class DirectoryTarget:
         def put() -> None:
             path = self._path(name)
             make_directory(path.parent)
-            self._spool(data).replace(path)
+            spooled = self._spool(data)
+            _sync(spooled)
+            spooled.replace(path)
             _sync(path.parent)
 
         await self._offload.run(put)
@@ -107,25 +117,48 @@ class DirectoryTarget:
         number, name = tempfile.mkstemp(dir=self.spool)
         with os.fdopen(number, "wb") as file:
             file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
         return Path(name)
 
     async def adopt(self, path: Path, name: str) -> bool:
         def adopt() -> bool:
-            target = self._path(name)
-            make_directory(target.parent)
             try:
+                target = self._path(name)
+                # Synced before it gets its name: an object that exists has all of its bytes, also after a power loss.
+                _sync(path)
                 # A link, not a rename: it fails if the name exists, so nothing is ever replaced.
-                os.link(path, target)
+                try:
+                    os.link(path, target)
+                except FileNotFoundError:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.link(path, target)
             except FileExistsError:
                 return False
             finally:
                 path.unlink()
-            _sync(target.parent)
             return True
 
         return await self._offload.run(adopt)
+
+    async def keep_names(self, names: Iterable[str]) -> None:
+        # The names of folders, too: they were made without a sync.
+        folders = [*{folder for name in names for folder in self._folders(name)}]
+
+        def sync(share: Sequence[Path]) -> None:
+            for folder in share:
+                _sync(folder)
+
+        # Only the first sync costs a commit of the file system's journal, the others a flush of the disk, which those
+        # of several threads share.
+        shares = (folders[number::_SYNC_SHARES] for number in range(_SYNC_SHARES))
+        await asyncio.gather(*(self._offload.run(partial(sync, share)) for share in shares if share))
+
+    def _folders(self, name: str) -> Iterator[Path]:
+        """The folder of a name, and those that it lies in, up to the root."""
+        folder = self._path(name).parent
+        while folder != self._root:
+            yield folder
+            folder = folder.parent
+        yield folder
 
     async def get(self, name: str) -> bytes | None:
         def read() -> bytes | None:
@@ -225,6 +258,9 @@ class BucketTarget:
         finally:
             await self._offload.run(path.unlink)
 
+    async def keep_names(self, names: Iterable[str]) -> None:
+        """An upload is durable, and so is its name."""
+
     async def get(self, name: str) -> bytes | None:
         return await self._bucket.get(self._key(name), limits.BACKUP_DOCUMENT_BYTES_MAX)
 
@@ -271,8 +307,8 @@ def _unreadable(name: str, error: OSError) -> errors.BackupDamaged:
     return errors.BackupDamaged(f"object {name} of the backup cannot be read: {reason}")
 
 
-def _sync(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

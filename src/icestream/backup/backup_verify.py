@@ -33,7 +33,7 @@ from icestream.wal.checkpoint import decode_checkpoint
 
 Severity = Literal["error", "warning"]
 OpenSource = Callable[[str], Iterable[bytes]]
-_READ_AT_ONCE: Final = limits.BACKUP_UPLOADS_AT_ONCE
+_READ_AT_ONCE: Final = limits.BACKUP_READS_AT_ONCE
 
 
 class BackupFinding(NamedTuple):

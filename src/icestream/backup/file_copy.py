@@ -74,7 +74,9 @@ class FileCopy:
             copied[number] = await self._copy(files[number])
 
         await run_bounded((partial(copy, number) for number in range(len(files))), _AT_ONCE)
-        return [file for file in copied if file is not None]
+        complete = [file for file in copied if file is not None]
+        await self._upload.keep_names(file.reference for file in complete)
+        return complete
 
     async def _copy(self, file: SourceFile) -> CopiedFile:
         reference, is_new = await self._upload.upload_object(

@@ -6,6 +6,7 @@ first. Of a directory target that file becomes the object; for a bucket it is up
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import tempfile
@@ -13,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from icestream import limits
 from icestream.backup.backup_layout import object_name
 from icestream.backup.backup_root import ObjectRef
 from icestream.backup.backup_target import BackupTarget
@@ -61,22 +63,32 @@ class ObjectUpload:
         self._clock = clock
         self._randomness = randomness
         self._bucket = bucket or WriteRate(0)
+        self._reading = asyncio.Semaphore(limits.BACKUP_READS_AT_ONCE)
         self._pause = threading.Event()  # never set: its wait is a pause of the thread
         self._on_bytes = on_bytes
 
     async def upload(self, chunks: Callable[[], Iterable[bytes]], role: str, suffix: str) -> ObjectRef:
         """Uploads what `chunks` yields, which is read in a thread. Raises what it raises."""
-        return (await self.upload_object(chunks, role, suffix))[0]
+        reference, _ = await self.upload_object(chunks, role, suffix)
+        await self.keep_names([reference])
+        return reference
 
     async def upload_object(
         self, chunks: Callable[[], Iterable[bytes]], role: str, suffix: str
     ) -> tuple[ObjectRef, bool]:
-        """As `upload`; also whether the object is new."""
+        """As `upload`, but for its name, which is durable after keep_names; also whether the object is new."""
         nonce = self._randomness.token(NONCE_PREFIX_BYTES)
-        path, reference = await self._offload.run(lambda: self._spool(chunks, role, suffix, nonce))
+        # Few at once have the processors; the others wait for the disk or the network meanwhile.
+        async with self._reading:
+            path, reference = await self._offload.run(lambda: self._spool(chunks, role, suffix, nonce))
         is_new = await self.target.adopt(path, reference.path)
         self.count(reference, is_new=is_new)
         return reference, is_new
+
+    async def keep_names(self, references: Iterable[ObjectRef]) -> None:
+        """Makes durable the names of uploaded objects, those that were there before included: what uploaded them may
+        have ended before it did so."""
+        await self.target.keep_names([reference.path for reference in references])
 
     def count(self, reference: ObjectRef, *, is_new: bool) -> None:
         """Counts an object that was uploaded, here or by a task."""
@@ -113,9 +125,6 @@ class ObjectUpload:
                         stored.update(chunk)
                     sizes[1] += len(chunk)
                     file.write(chunk)
-                file.flush()
-                # Synced before it gets its name: an object that exists has all of its bytes, also after a power loss.
-                os.fsync(file.fileno())
         except BaseException:
             Path(path).unlink(missing_ok=True)
             raise
