@@ -1,6 +1,7 @@
 """Objects that are written once: a bucket of S3, GCS or Azure, or one in memory, through obstore.
 
     put_new      writes an object, durably; raises AlreadyExists if one with other bytes has its name
+    upload       writes an object from a file, in parts if it is large; replaces what has the name
     get          its bytes; None if it does not exist. exists: whether it does; size: in bytes, or None
     names_below  the names below a prefix, in order. directly_in: last parts of names with the time of each write, in ms
     remove       removes it, whether or not it exists
@@ -39,6 +40,8 @@ class Objects(Protocol):
     def reader(self, name: str) -> ObjectReader: ...
 
     async def put_new(self, name: str, data: bytes) -> None: ...
+
+    async def upload(self, name: str, source: Path | bytes) -> None: ...
 
     async def get(self, name: str, bytes_max: int) -> bytes | None: ...
 

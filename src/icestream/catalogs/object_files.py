@@ -6,7 +6,10 @@ fails if its name exists. A node that was fenced off cannot write or remove file
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from icestream import errors, limits
@@ -72,6 +75,20 @@ class ObjectFiles:
         # Before every write, because a cluster may be fenced at any time.
         await self.admit()
         await self._bucket(place).put_new(place.name, b"".join(pieces))
+
+    async def create_large(self, location: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+        """The bytes go into a temporary file first: an upload in parts, and its repeat, reads them from there."""
+        place = parse_object_location(location)
+        with tempfile.NamedTemporaryFile(prefix="icestream-") as file:
+
+            def spool() -> None:
+                for piece in pieces():
+                    file.write(piece)
+                file.flush()
+
+            await asyncio.to_thread(spool)
+            await self.admit()
+            await self._bucket(place).upload(place.name, Path(file.name))
 
     async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
         await create_each(self, files)
@@ -149,6 +166,9 @@ class SchemeFiles:
 
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None:
         await self._files_for(location).create(location, pieces, is_synced=is_synced)
+
+    async def create_large(self, location: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+        await self._files_for(location).create_large(location, pieces)
 
     async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
         if all(normalize(location).startswith("file:") for location, _ in files):

@@ -2,7 +2,9 @@
 
     create         the file and its name are on disk when this returns (hazard 11); the file must not exist. With
                    `is_synced` false it is durable only after a call of make_durable
-    create_all     the same for many files, which may share a sync. After an error some may exist. `in_new_folders`: no
+    create_large   a file that need not fit into memory, of pieces that are made in a thread. It replaces what has the
+                   name: for names that say what the bytes are
+    create_all     create for many files, which may share a sync. After an error some may exist. `in_new_folders`: no
                    other call uses the directories of these files; then their names share that sync, too
     make_durable   everything that any process wrote to the disks of these locations is on disk when this returns
     make_folder    other processes can write files into it; object stores have nothing to do
@@ -17,7 +19,7 @@ import contextlib
 import ctypes
 import os
 import re
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from errno import EDQUOT, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +46,9 @@ _log = get_logger("catalog.files")
 
 class TableFiles(Protocol):
     async def create(self, location: str, pieces: Sequence[bytes], *, is_synced: bool = True) -> None: ...
+
+    async def create_large(self, location: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+        """Raises what `pieces` raises; then nothing has the name."""
 
     async def create_all(
         self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False
@@ -125,6 +130,18 @@ class LocalFiles:
         except OSError as error:
             raise _not_written(location, error) from error
 
+    async def create_large(self, location: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+        path, name = _split(location)
+
+        def create() -> None:
+            self._remove(path, name)
+            self._create(path, name, pieces(), is_synced=True)
+
+        try:
+            await self._offload.run(create)
+        except OSError as error:
+            raise _not_written(location, error) from error
+
     async def create_all(self, files: Sequence[tuple[str, Sequence[bytes]]], *, in_new_folders: bool = False) -> None:
         """Many files: each disk is synced once, after the last file."""
         if len(files) <= limits.FILES_SYNCED_APART_MAX:
@@ -152,18 +169,18 @@ class LocalFiles:
                 raise _not_written(location, error) from error
             created.append(location)
 
-    def _create(self, path: Path, name: str, pieces: Sequence[bytes], is_synced: bool) -> None:
+    def _create(self, path: Path, name: str, pieces: Iterable[bytes], is_synced: bool) -> None:
         """Syncs the bytes first, then the name: a crash in between leaves a file that nothing references."""
         self._create_in(self._open(path, True), path, name, pieces, is_synced)
 
-    def _create_in(self, folder: Folder, path: Path, name: str, pieces: Sequence[bytes], is_synced: bool) -> None:
+    def _create_in(self, folder: Folder, path: Path, name: str, pieces: Iterable[bytes], is_synced: bool) -> None:
         try:
             file = folder.create(name)
             try:
                 _write(file, pieces, is_synced)
                 if is_synced:
                     folder.sync()
-            except OSError:
+            except (OSError, errors.IcestreamError):
                 self._remove(path, name)
                 raise
         finally:
@@ -331,7 +348,7 @@ class LocalFiles:
             directory.close()
 
 
-def _write(file: File, pieces: Sequence[bytes], is_synced: bool) -> None:
+def _write(file: File, pieces: Iterable[bytes], is_synced: bool) -> None:
     try:
         position = 0
         for piece in pieces:

@@ -134,7 +134,10 @@ class TableWriter(Protocol):
     async def size(self, location: str) -> int: ...
 
     async def write(self, location: str, pieces: Sequence[bytes]) -> None:
-        """Writes a file durably; replaces nothing."""
+        """Writes a file durably."""
+
+    async def copy(self, location: str, pieces: Callable[[], Iterator[bytes]]) -> None:
+        """As `write`, of pieces that are read in a thread while the file is written: it need not fit into memory."""
 
 
 # Binds a table, by its metadata file, to a topic; does nothing if it is bound to it already.
@@ -382,8 +385,7 @@ class RestoreRun:
             return
         if await self._writer.size(location) == row.content_size:
             return
-        pieces = await self._offload.run(lambda: [*self._chunks(row)])
-        await self._put(location, pieces, row.content_size)
+        await self._writer.copy(location, lambda: self._chunks(row))
 
     def _chunks(self, row: ObjectRow) -> Iterator[bytes]:
         """The plain bytes of an object, compared with its digest at their end. Raises BackupDamaged."""

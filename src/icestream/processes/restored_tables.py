@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -84,6 +84,10 @@ class RestoredTables:
 
     async def size(self, location: str) -> int:
         return await self._files.size(location)
+
+    async def copy(self, location: str, pieces: Callable[[], Iterable[bytes]]) -> None:
+        await self._files.make_folder(location.rsplit("/", 1)[0])
+        await self._files.create_large(location, pieces)
 
     async def write(self, location: str, pieces: Sequence[bytes]) -> None:
         if await self._files.exists(location):
