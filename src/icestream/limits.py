@@ -733,6 +733,13 @@ PIPELINE_HOLD_MS: Final = 60_000
 # What failed is tried again after so long, then after twice that, up to the second one.
 PIPELINE_RETRY_SECONDS_MIN: Final = 0.2
 PIPELINE_RETRY_SECONDS_MAX: Final = 10.0
+# A background job that failed, or its work on one table, is left alone for so long, then for twice that, up to the
+# second one: a job that fails each time costs a few attempts in an hour, and is tried again soon after it was mended.
+JOB_RETRY_SECONDS_MIN: Final = 1.0
+JOB_RETRY_SECONDS_MAX: Final = 600.0
+# Failures of jobs that a driver remembers, one for each job and table; the oldest is forgotten, and its work tried.
+JOB_FAILURES_MAX: Final = 10_000
+JOB_ERROR_CHARACTERS_MAX: Final = 500
 # While messages wait and none is due, the driver looks so often whether there are enough of them.
 PIPELINE_LOOK_SECONDS: Final = 1.0
 # A driver that is asked to stop while it commits has so long for it.

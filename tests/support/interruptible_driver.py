@@ -31,6 +31,7 @@ from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.effects import Effects, Fault
 from icestream.pipeline.driver.ingest_job import IngestJob
 from icestream.pipeline.driver.job import JobRegistry
+from icestream.pipeline.driver.job_guard import JobGuard
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.rewrite_commit import RewriteCommit
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
@@ -165,7 +166,7 @@ class InterruptibleDriver:
         options = DriverOptions(RoundBudget(age_due_ms=age_due_ms), wait_ms=0)
         report = DriverReport("here", 1, 1)
         self.report = report
-        jobs = self.jobs = JobRegistry()
+        jobs = self.jobs = JobRegistry(JobGuard(clock))
         own_clock = self.clock = FakeClock(clock, shorten=lambda seconds: min(seconds, 0.1))
         self.ingest = IngestJob(
             broker,
@@ -197,7 +198,8 @@ class InterruptibleDriver:
         if outside.clean_up_delay_ms is not None:
             named = ReferencedFiles(ManifestReader(files, InlineOffload()))
             in_use = outside.files_in_use()
-            self.cleaner = FileCleaner(store, watched, files, named, in_use, clock, outside.clean_up_delay_ms)
+            delay_ms = outside.clean_up_delay_ms
+            self.cleaner = FileCleaner(store, watched, files, named, in_use, clock, jobs.guard, delay_ms)
             jobs.add(FileCleanupJob(self.cleaner, self.lease, effects))
         self.driver = Driver(broker, self.lease, self.topics, jobs, effects, own_clock, options, report)
 

@@ -17,6 +17,7 @@ from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.effects import Effects
 from icestream.pipeline.driver.ingest_job import IngestJob
 from icestream.pipeline.driver.job import JobRegistry
+from icestream.pipeline.driver.job_guard import JobGuard
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.file_cleanup.cleaner import FileCleaner
@@ -157,7 +158,11 @@ class PipelineHarness:
         )
         self.writer = FakeRoundWriter(self.world, self.topics)
         self.lease = DriverLease(self.world.store, self.world.clock, owner)
-        options, report, jobs = options or DriverOptions(), DriverReport("paper", 1, 1), JobRegistry()
+        options, report, jobs = (
+            options or DriverOptions(),
+            DriverReport("paper", 1, 1),
+            JobRegistry(JobGuard(self.world.clock)),
+        )
         self.ingest = IngestJob(
             self.broker,
             self.lease,
@@ -177,7 +182,14 @@ class PipelineHarness:
             references = ReferencedFiles(ManifestReader(self.world.files, InlineOffload()))
             in_use = self.world.making.files_in_use(ManifestReader(self.world.files, InlineOffload()))
             cleaner = FileCleaner(
-                self.world.store, self.world.catalog, self.world.files, references, in_use, self.world.clock, 0
+                self.world.store,
+                self.world.catalog,
+                self.world.files,
+                references,
+                in_use,
+                self.world.clock,
+                jobs.guard,
+                0,
             )
             jobs.add(FileCleanupJob(cleaner, self.lease, effects))
         self.driver = Driver(self.broker, self.lease, self.topics, jobs, effects, self.world.clock, options, report)

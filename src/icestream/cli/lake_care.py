@@ -14,6 +14,7 @@ from icestream.cli.arguments import OptionalTableName
 from icestream.cli.broker_connection import BrokerCalls, call_broker
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.catalog_access import resolve_table
+from icestream.cli.failed_jobs import failed_jobs, print_failed_jobs
 from icestream.cli.lake_tables import list_embedded_files, list_foreign_files
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, print_note
@@ -79,6 +80,7 @@ def health(
             print_note("No tables.")
         if len(identifiers) > len(rows):
             print_note(f"Truncated after {counted(len(rows), 'table')}; name a table to see it.")
+        print_failed_jobs(failed_jobs(target))
 
 
 def _listed_row(settings: Settings, identifier: Identifier) -> list[object]:

@@ -13,6 +13,7 @@ from icestream.admin_api.table_api import TableFile
 from icestream.cli.arguments import CatalogNamespace, TableName
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.catalog_access import resolve_table
+from icestream.cli.failed_jobs import failed_jobs, print_failed_jobs
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch
 from icestream.cli.output import Cell, Output, OutputFormat, columns_of, print_note
 from icestream.cli.positions import time_text
@@ -278,7 +279,8 @@ def history(
     sets: Sets = None,
     output: OutputChoice = OutputFormat.TABLE,
 ) -> None:
-    """Show which snapshot was current and since when, including rollbacks, and which job of the pipeline made it.
+    """Show which snapshot was current and since when, including rollbacks, and which job of the pipeline made it;
+    jobs that failed, and when they are tried again.
 
     Example: icestream lake history shop.orders
     """
@@ -302,6 +304,8 @@ def history(
     ]
     answer = Output(output)
     answer.table((_time_column(answer), "snapshot", "now", "job"), rows, drop=("job",))
+    if answer.is_text:
+        print_failed_jobs(failed_jobs(target, metadata["properties"].get("icestream.topic")))
 
 
 def _job(summary: Metadata) -> str | None:

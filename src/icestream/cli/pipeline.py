@@ -13,6 +13,7 @@ from icestream import errors, limits
 from icestream.cli.broker_connection import call_broker, require_local_socket
 from icestream.cli.broker_location import BrokerOption, Target
 from icestream.cli.commands import Commands
+from icestream.cli.failed_jobs import print_failed_jobs
 from icestream.cli.options import ConfigFile, OutputChoice, Sets, Watch, load_settings
 from icestream.cli.output import Output, OutputFormat, print_note
 from icestream.observability.words import counted, were
@@ -105,6 +106,7 @@ def status(
         )
     for topic in state["stopped_topics"]:
         print_note(f"{topic['topic']} is not committed: {topic['reason']}; {topic['hint']}")
+    print_failed_jobs(state.get("failed_jobs") or [])
 
 
 def _round_text(last_round: dict[str, Any]) -> str:

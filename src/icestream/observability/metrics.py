@@ -288,6 +288,11 @@ PIPELINE_VANISHED_FILES = Counter(
 PIPELINE_TASK_ERRORS = Counter(
     "icestream_pipeline_task_errors_total", "Parts of rounds that failed, by trouble.", ["trouble"]
 )
+PIPELINE_JOB_FAILURES = Counter(
+    "icestream_pipeline_job_failures_total",
+    "Failures of background jobs, of one table or as a whole; each is backed off by itself.",
+    ["job"],
+)
 PIPELINE_COMPACTION_GROUPS = Counter(
     "icestream_pipeline_compaction_groups_total",
     "Groups of files by outcome: committed; overtaken by another commit; left_alone, because they cannot get better or "

@@ -49,6 +49,7 @@ from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.effects import Effects
 from icestream.pipeline.driver.ingest_job import IngestJob, RoundWriter
 from icestream.pipeline.driver.job import JobRegistry
+from icestream.pipeline.driver.job_guard import JobGuard
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.maintenance_request import MaintenanceRequest, watch_maintenance
 from icestream.pipeline.driver.metrics_port import metrics_listener
@@ -198,7 +199,7 @@ async def _open_driver(
     lease = DriverLease(store, clock, owner, name=lease_name)
     report = DriverReport(writer.master, os.getpid(), metrics_port)
     options = driver_options(settings, writer.tasks_max, keys)
-    jobs = JobRegistry()
+    jobs = JobRegistry(JobGuard(clock))
     jobs.add(
         IngestJob(broker, lease, ledger, tables, committer, writer, spark_thread, effects, clock, options, report, jobs)
     )
@@ -212,7 +213,7 @@ async def _open_driver(
     if own_catalog is not None and settings.pipeline.clean_up:
         references = ReferencedFiles(manifest_reader)
         in_use = own_catalog.files_in_use(manifest_reader)
-        cleaner = FileCleaner(store, catalog, files, references, in_use, clock, delay_ms)
+        cleaner = FileCleaner(store, catalog, files, references, in_use, clock, jobs.guard, delay_ms)
         jobs.add(FileCleanupJob(cleaner, lease, effects))
     if own_catalog is not None:
         retention_clock = RetentionClock(store, clock, lease_name, settings.pipeline.retention_downtime_max_ms)

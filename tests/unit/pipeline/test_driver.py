@@ -20,6 +20,7 @@ from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.round_plan import RoundBudget, RoundPlan
 from icestream.pipeline.tables import table_policy
 from icestream.runtime.clock import SimulatedClock
+from tests.support.interruptible_driver import DriverKilled
 from tests.support.pipeline_harness import PipelineHarness
 
 pytestmark = pytest.mark.asyncio
@@ -124,8 +125,12 @@ async def test_a_driver_that_ends_before_advancing_is_followed_by_one_that_does(
     first = PipelineHarness(tmp_path / "w", owner="child")
     first.broker.publish(1, 5)
     advance = first.broker.advance
-    first.broker.advance = None  # type: ignore[assignment, method-assign]
-    with pytest.raises(TypeError):
+
+    async def killed(positions: object, reopenings: int) -> None:
+        raise DriverKilled
+
+    first.broker.advance = killed  # type: ignore[method-assign]
+    with pytest.raises(DriverKilled):
         await first.round()
     first.broker.advance = advance  # type: ignore[method-assign]
     second = PipelineHarness(tmp_path / "w", broker=first.broker, store=first.world.store, owner="child")

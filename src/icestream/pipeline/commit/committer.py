@@ -25,6 +25,7 @@ from icestream.iceberg.manifests import EncodedEntry
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
+from icestream.observability.log import get_logger
 from icestream.pipeline.commit import manifest_merge, rewrite_draft, schema_compat
 from icestream.pipeline.commit.committed_files import CommittedFiles
 from icestream.pipeline.commit.file_presence import FilePresenceCheck
@@ -39,9 +40,11 @@ from icestream.pipeline.commit.snapshot_builder import (
 )
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.commit.verdict import OutcomeVerdict, verdict
-from icestream.pipeline.tables.topic_table import StopReason
+from icestream.pipeline.tables.topic_table import StopReason, unexpected_stop
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
+
+_log = get_logger("pipeline")
 
 
 class CommittedSnapshot(NamedTuple):
@@ -204,6 +207,10 @@ class Committer:
                     results[commit.table.topic_id] = NotCommitted(error.message)
                 else:
                     results[commit.table.topic_id] = StopReason(error.message, error.hint or "")
+            except Exception as error:  # noqa: BLE001  # it is logged, and of one table or job
+                # Of one table: the others are committed.
+                _log.exception("commit of a table cannot be built; please report this", topic=commit.table.topic)
+                results[commit.table.topic_id] = unexpected_stop(error)
         if not drafts:
             return []
         # Durable before the catalog hears of them: a table never refers to a file that a crash could take away (hazard

@@ -237,20 +237,30 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             return self._finished(self._run)
         self._retention_us |= {topic.topic_id: topic.age_ms * 1000 for topic in turn.backlog.retained}
         if self._request is not None:
-            return await self._plan_request(self._request)
+            try:
+                return await self._plan_request(self._request)
+            except Exception as error:
+                if not isinstance(error, errors.IcestreamError):
+                    self._abandon_request(f"{type(error).__name__}: {error}")
+                raise
         self._next_plan_ns = self._clock.monotonic_ns() + self._options.interval_ms * 1_000_000
         planned: list[TableGroup] = []
         topic_ids = sorted(self._changed)
         with turn.timed("plan_compaction"):
             for topic_id in topic_ids:
+                if not turn.guard.may_run(self.name, topic_id):
+                    continue
                 table = await self._current(topic_id)
                 if table is None or not self._is_wanted(topic_id):
                     self._changed.discard(topic_id)
                     continue
-                groups = await self._plan_table(table, self._options.rule)
-                planned += groups
-                if not groups and not self._is_waiting(table):
-                    self._changed.discard(topic_id)
+                with turn.guard.protect(self.name, topic_id, table.topic):
+                    groups = await self._plan_table(table, self._options.rule)
+                    planned += groups
+                    if not groups and not self._is_waiting(table):
+                        self._changed.discard(topic_id)
+                    if not groups:
+                        turn.guard.succeeded(self.name, topic_id)
         planned.sort(key=lambda entry: -len(entry.group.files))
         step = planned[: limits.COMPACTION_STEP_GROUPS]
         if len(planned) > len(step):  # the rest does not wait for the interval
@@ -435,6 +445,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         error = asyncio.CancelledError() if run.task.cancelled() else run.task.exception()
         if error is not None:
             if not isinstance(error, errors.IcestreamError):
+                self._abandon_request(f"{type(error).__name__}: {error}")
                 raise error
             _log.warning("compaction failed, planned again", groups=len(run.groups), reason=error.message)
             self._abandon_request(error.message)
@@ -489,7 +500,10 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             by_table.setdefault(plan.groups[group_result.number].table.topic_id, []).append(group_result)
         with turn.timed("commit_compaction"):
             for topic_id, results in by_table.items():
-                await self._commit_table(plan.groups, results)
+                topic = plan.groups[results[0].number].table.topic
+                with turn.guard.protect(self.name, topic_id, topic):
+                    await self._commit_table(plan.groups, results)
+                    turn.guard.succeeded(self.name, topic_id)
                 self._changed.add(topic_id)
 
     async def _commit_table(self, groups: Sequence[TableGroup], results: Sequence[GroupResult]) -> None:

@@ -6,7 +6,8 @@
     wait     until the next topic is due, or `icestream lake commit-now` is requested (commit_now.py)
 
 Whatever fails is retried with backoff: catalog or broker unreachable, a Spark job that failed. A topic that cannot be
-written is halted by itself and does not delay the others (topic_table_set.py).
+written is halted by itself and does not delay the others (topic_table_set.py), and a job that fails is backed off by
+itself (job_guard.py).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from icestream.pipeline.driver.broker_api import BrokerApi
 from icestream.pipeline.driver.driver_options import DriverOptions
 from icestream.pipeline.driver.driver_report import DriverReport, RoundReport
 from icestream.pipeline.driver.effects import Effect, Effects
+from icestream.pipeline.driver.ingest_job import IngestJob
 from icestream.pipeline.driver.job import Job, JobRegistry, Turn, execute
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
@@ -59,6 +61,7 @@ class Driver:
         self.jobs = jobs
         self.report = report
         report.halted = tables.halted
+        report.failures = jobs.guard.documents
         report.send = broker.send_state
 
     def expedite(self) -> None:
@@ -134,7 +137,8 @@ class Driver:
         if self.jobs.wants_new_epoch and not has_open_work:
             await self._lease.release()  # the next round takes it with a new epoch
         # One round has a budget. A request for commit-now lasts until everything that it covers is committed.
-        if turn.has_more_expedited:
+        # Ingest that failed has committed nothing of it, or not everything.
+        if turn.has_more_expedited or (is_expedited and not self.jobs.guard.may_run(IngestJob.name)):
             self._expedite.set()
         if not backlog.topics:
             # An idle pipeline holds no lease, so that it writes nothing.
@@ -189,28 +193,50 @@ class Driver:
     async def round(self, backlog: Backlog, is_expedited: bool = False) -> Turn:
         """Plans all jobs that are due, then runs and commits their plans."""
         report = RoundReport(self._clock.wall_us() // 1000, 0)
-        turn = Turn(backlog, self._expedite_requested_us if is_expedited else None, report, self._clock)
+        expedited_us = self._expedite_requested_us if is_expedited else None
+        turn = Turn(backlog, expedited_us, report, self._clock, self.jobs.guard)
         plans: list[tuple[Job[Any, Any], Any]] = []
         has_lease = False
+        guard = self.jobs.guard
+        turn.is_ingest_paused = not guard.may_run(IngestJob.name)
         # All jobs are planned before the first one runs: whether the clean-up is due depends on what ingest has
         # planned.
         for job in self.jobs:
-            if not job.is_due(turn):
+            if not guard.may_run(job.name):
+                continue
+            is_due, is_ingest = False, job.name == IngestJob.name
+            with guard.protect(job.name, is_ingest=is_ingest):
+                is_due = job.is_due(turn)
+            if not is_due:
                 continue
             # With the first job that is due, and not before: a turn without work writes nothing to the metadata store.
             if not has_lease:
                 await self._acquire_lease()
                 has_lease = True
-            if (plan := await job.plan(turn)) is not None:
-                plans.append((job, plan))
+            with guard.protect(job.name, is_ingest=is_ingest):
+                if (plan := await job.plan(turn)) is not None:
+                    plans.append((job, plan))
+                elif not job.is_busy:
+                    guard.succeeded(job.name)
         with (
             span("round", topics=report.topics, epoch=self._lease.epoch) if report.topics else contextlib.nullcontext()
         ):
             for job, plan in plans:
-                await execute(job, turn, plan)
+                with guard.protect(job.name, is_ingest=job.name == IngestJob.name):
+                    await execute(job, turn, plan)
+                    if not job.is_busy:  # what it has started may still fail
+                        guard.succeeded(job.name)
         if report.topics or report.committed:
             self.report.add_round(report)
             _log.info("round committed", **report.as_document())
+        if guard.take_unexpected():
+            # What the job has left half done in memory is not to be trusted: tables are read again. After a failure of
+            # ingest also under a new epoch, as after a restart of the process.
+            if guard.may_run(IngestJob.name):
+                self._tables.mark_stale(self._tables.loaded_ids())
+            else:
+                await self._lease.release()
+                self._tables.clear()
         return turn
 
     async def _acquire_lease(self) -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -18,6 +18,8 @@ from icestream.observability import metrics
 from icestream.observability.words import are, counted
 from icestream.pipeline.commit.offset_ledger import TopicCommit
 from icestream.pipeline.driver.maintenance_request import MaintenanceProgress
+
+INGEST: Final = "ingest"  # the name of the job that writes messages
 
 
 @dataclass
@@ -67,6 +69,7 @@ class DriverReport:
         self.last_round: RoundReport | None = None
         self.age_limit_ms = 0
         self.halted: Mapping[int, Any] = {}
+        self.failures: Callable[[], list[dict[str, Any]]] = list  # of jobs that are backed off
         self.maintenance: MaintenanceProgress | None = None  # of the last request
         self.send: Callable[[dict[str, Any]], Awaitable[None]] | None = None
         self._first_snapshots: deque[dict[str, Any]] = deque(maxlen=limits.REPORTED_TOPICS_MAX)
@@ -121,10 +124,14 @@ class DriverReport:
         # Bounded, because the broker keeps the whole document as one value.
         halts = islice(self.halted.values(), limits.REPORTED_TOPICS_MAX)
         stopped = [{"topic": halt.topic, "reason": halt.stopped.reason, "hint": halt.stopped.hint} for halt in halts]
+        failures = self.failures()
+        stopped_ingest = next(
+            (entry["error"] for entry in failures if entry["job"] == INGEST and entry["retry_seconds"]), ""
+        )
         return {
             **self._fixed,
-            "ok": not self.reason and not stopped,
-            "reason": self._summary(stopped),
+            "ok": not self.reason and not stopped and not stopped_ingest,
+            "reason": self._summary(stopped, stopped_ingest),
             "phase": self.phase,
             "epoch": self.epoch,
             "rounds": self.rounds,
@@ -133,13 +140,16 @@ class DriverReport:
             "age_limit_ms": self.age_limit_ms,
             "last_round": self.last_round.as_document() if self.last_round else None,
             "stopped_topics": stopped,
+            "failed_jobs": failures,
             "first_snapshots": list(self._first_snapshots),
             "maintenance": None if self.maintenance is None else msgspec.to_builtins(self.maintenance),
         }
 
-    def _summary(self, stopped: list[dict[str, str]]) -> str:
+    def _summary(self, stopped: list[dict[str, str]], stopped_ingest: str) -> str:
         if self.reason:
             return self.reason
+        if stopped_ingest:
+            return f"ingest failed and is tried again: {stopped_ingest}"
         if stopped:
             topics = f"{counted(len(stopped), 'topic')} {are(len(stopped))}"
             return f"{topics} not written: {stopped[0]['topic']}: {stopped[0]['reason']}"

@@ -26,7 +26,7 @@ from icestream.pipeline.commit.committer import Committer
 from icestream.pipeline.commit.offset_ledger import OffsetLedger
 from icestream.pipeline.driver.broker_api import BrokerApi
 from icestream.pipeline.driver.driver_options import DriverOptions
-from icestream.pipeline.driver.driver_report import DriverReport
+from icestream.pipeline.driver.driver_report import INGEST, DriverReport
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.driver.job import Job, JobRegistry, Turn
 from icestream.pipeline.driver.lease import DriverLease
@@ -67,7 +67,7 @@ class IngestPlan(NamedTuple):
 class IngestJob(Job[IngestPlan, list[TopicTaskResult]]):
     """The job that writes messages into tables."""
 
-    name: ClassVar[str] = "ingest"
+    name: ClassVar[str] = INGEST
 
     def __init__(
         self,

@@ -12,8 +12,9 @@ The driver calls each job that is due, in the order of the registry:
              rewrite_commit.py
     metrics  `Turn.timed` counts the seconds of each step; other metrics are declared in observability/metrics.py
 
-Any step can be cut off anywhere, by kill -9 too, and the next driver does the work again: a plan holds no state that
-the next plan cannot derive from the tables and the log.
+A job that fails is backed off by itself, and so is its work on a single table where it encloses that in
+`turn.guard.protect` (job_guard.py). Any step can be cut off anywhere, by kill -9 too, and the next driver does the work
+again: a plan holds no state that the next plan cannot derive from the tables and the log.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from icestream.model.backlog_messages import Backlog
 from icestream.observability.spans import span
 from icestream.pipeline.driver.driver_report import RoundReport
+from icestream.pipeline.driver.job_guard import JobGuard
 from icestream.pipeline.tables.topic_table import TopicTable
 from icestream.runtime.clock import Clock
 
@@ -42,7 +44,9 @@ class Turn:
     expedited_us: int | None  # commit-now was requested at this wall-clock time: age limits do not apply
     report: RoundReport
     clock: Clock
+    guard: JobGuard
     next_due_us: int | None = None  # wall clock: when the next topic becomes due; None: unknown
+    is_ingest_paused: bool = False  # it failed and is backed off: messages wait, and no round is run for them
     has_more_expedited: bool = False  # one round was too small for everything that commit-now covers
 
     @contextlib.contextmanager
@@ -101,7 +105,8 @@ class Job(ABC, Generic[PlanT, ResultT]):
 class JobRegistry:
     """The jobs of a driver, in the order in which they run, and the way by which they hear of each other's commits."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: JobGuard) -> None:
+        self.guard = guard
         self._jobs: dict[str, Job[Any, Any]] = {}
 
     def add(self, job: Job[Any, Any]) -> None:
@@ -123,11 +128,13 @@ class JobRegistry:
 
     def table_committed(self, table: TopicTable) -> None:
         for job in self:
-            job.on_table_committed(table)
+            with self.guard.protect(job.name, table.topic_id, table.topic):
+                job.on_table_committed(table)
 
     def files_left_behind(self, table: TopicTable) -> None:
         for job in self:
-            job.on_files_left_behind(table)
+            with self.guard.protect(job.name, table.topic_id, table.topic):
+                job.on_files_left_behind(table)
 
 
 async def execute(job: Job[PlanT, ResultT], turn: Turn, plan: PlanT) -> None:

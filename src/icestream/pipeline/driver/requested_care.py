@@ -118,6 +118,10 @@ class RequestedCareJob(Job[MaintenanceRequest, None]):
         except errors.IcestreamError as error:
             progress.reason, progress.is_done = error.message, True
             _log.warning("requested maintenance ended", reason=error.message)
+        except Exception as error:
+            # The command that waits for the request hears of it, too.
+            progress.reason, progress.is_done = f"{type(error).__name__}: {error}", True
+            raise
         else:
             if COMPACT in plan.jobs:
                 self._compact(plan, progress)

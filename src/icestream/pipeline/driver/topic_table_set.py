@@ -26,7 +26,7 @@ from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.round_plan import TableTarget
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.learned_structures import LearnedStructures
-from icestream.pipeline.tables.topic_table import StopReason, TopicTable
+from icestream.pipeline.tables.topic_table import StopReason, TopicTable, unexpected_stop
 from icestream.rpc.backoff import backoff_seconds, with_jitter
 from icestream.runtime.clock import Clock
 from icestream.runtime.randomness import Randomness
@@ -258,6 +258,10 @@ class TopicTableSet:
             raise
         except errors.IcestreamError as error:
             self.halt(topic.topic_id, topic.name, StopReason(error.message, error.hint or ""))
+            return None
+        except Exception as error:  # noqa: BLE001  # it is logged, and of one table or job
+            _log.exception("table of a topic cannot be opened; please report this", topic=topic.name)
+            self.halt(topic.topic_id, topic.name, unexpected_stop(error))
             return None
         self._tables[topic.topic_id] = table
         halt = self.halted.get(topic.topic_id)

@@ -47,6 +47,7 @@ from icestream.metadata.store import MetadataStore
 from icestream.model.pipeline_file_name import PipelineFileKind, parse_pipeline_file
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
+from icestream.pipeline.driver.job_guard import JobGuard
 from icestream.pipeline.file_cleanup.folder_survey import SUFFIXES_OF_OTHERS
 from icestream.pipeline.file_cleanup.referenced_files import ReferencedFiles
 from icestream.pipeline.file_cleanup.removal_rule import Candidate, CleanedTable, may_remove
@@ -56,6 +57,7 @@ from icestream.runtime.clock import Clock
 
 GC_ENABLED: Final = "gc.enabled"
 _UNKNOWN_EPOCH: Final = 2**63
+NAME: Final = "file_cleanup"
 _TO_REMOVE: Final = (CondemnedState.CONDEMNED, CondemnedState.REMOVING)
 _log = get_logger("pipeline.clean_up")
 
@@ -98,16 +100,18 @@ class FileCleaner:
         references: ReferencedFiles,
         files_in_use: FilesInUseScan,
         clock: Clock,
+        guard: JobGuard,
         delay_ms: int = limits.CATALOG_FILE_GRACE_MS,
     ) -> None:
-        """`files_in_use`: reads all tables of the catalog. `delay_ms`: how long a file stays after nothing refers to it
-        any more."""
+        """`files_in_use`: reads all tables of the catalog. `guard`: of the jobs. `delay_ms`: how long a file stays
+        after nothing refers to it any more."""
         self._store = store
         self._catalog = catalog
         self._files = files
         self._references = references
         self._files_in_use = files_in_use
         self._clock = clock
+        self._guard = guard
         self._delay_ms = delay_ms
         self._delay_ns = delay_ms * 1_000_000
         self.ended_epoch = 0  # files of it are left behind: it is to end
@@ -175,11 +179,18 @@ class FileCleaner:
             condemned: list[CondemnedTable] = []
             for table in due:
                 table.check_ns = None
-                try:
-                    async for _ in self._check_table(table, condemned):
-                        yield
-                except (errors.IcestreamError, OSError) as error:
-                    self._retry(table, error)
+                is_checked = False
+                with self._guard.protect(NAME, table.topic_id, str(table.identifier)):
+                    try:
+                        async for _ in self._check_table(table, condemned):
+                            yield
+                    except (errors.IcestreamError, OSError) as error:
+                        self._retry(table, error)
+                    is_checked = True
+                if is_checked:
+                    self._guard.succeeded(NAME, table.topic_id)
+                else:
+                    self._retry_later(table)
             if condemned:
                 async for _ in self._remove_condemned(condemned):
                     yield
@@ -194,6 +205,9 @@ class FileCleaner:
 
     def _retry(self, table: WatchedTable, error: Exception) -> None:
         _log.warning("unneeded files could not be removed", table=str(table.identifier), reason=str(error))
+        self._retry_later(table)
+
+    def _retry_later(self, table: WatchedTable) -> None:
         pause_ns = max(self._check_interval_ns, limits.CLEAN_UP_RETRY_MS * 1_000_000)
         table.check_by(self._clock.monotonic_ns() + pause_ns)
 

@@ -7,14 +7,14 @@ from typing import ClassVar, Literal
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.driver.job import Job, Turn
 from icestream.pipeline.driver.lease import DriverLease
-from icestream.pipeline.file_cleanup.cleaner import FileCleaner
+from icestream.pipeline.file_cleanup.cleaner import NAME, FileCleaner
 from icestream.pipeline.tables.topic_table import TopicTable
 
 
 class FileCleanupJob(Job[Literal[True], None]):
     """Nothing depends on it: files that cannot be removed now are removed after another round."""
 
-    name: ClassVar[str] = "file_cleanup"
+    name: ClassVar[str] = NAME
 
     def __init__(self, cleaner: FileCleaner, lease: DriverLease, effects: Effects) -> None:
         self._cleaner = cleaner
@@ -26,7 +26,7 @@ class FileCleanupJob(Job[Literal[True], None]):
         acquiring the lease for it is a write to the metadata store."""
         if turn.report.topics:
             return True
-        return not turn.backlog.topics and self._cleaner.is_due
+        return (not turn.backlog.topics or turn.is_ingest_paused) and self._cleaner.is_due
 
     async def plan(self, turn: Turn) -> Literal[True]:
         """Plans nothing itself: the cleaner keeps its own list of files, and takes as many as one step allows."""

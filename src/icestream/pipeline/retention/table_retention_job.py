@@ -154,7 +154,11 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
             consumed = await self._consumed(plan)
             for topic in plan:
                 self._look_again(topic.topic_id, limits.RETENTION_LOOK_SECONDS)
-                removals += await self._plan_topic(topic, consumed.get(topic.topic_id), now_ms)
+                if not turn.guard.may_run(self.name, topic.topic_id):
+                    continue
+                with turn.guard.protect(self.name, topic.topic_id, topic.name):
+                    removals += await self._plan_topic(topic, consumed.get(topic.topic_id), now_ms)
+                    turn.guard.succeeded(self.name, topic.topic_id)
                 if self._clock.monotonic_ns() >= deadline_ns or len(removals) >= limits.COMMIT_TABLES_MAX:
                     break
         return removals

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from icestream import limits
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifests import ManifestFile
 from icestream.iceberg.table_metadata import TableMetadata
@@ -27,6 +28,12 @@ class StopReason(NamedTuple):
 
     reason: str
     hint: str = ""
+
+
+def unexpected_stop(error: Exception) -> StopReason:
+    """The reason of a topic whose table met a programming error: the other topics go on."""
+    text = f"{type(error).__name__}: {error}"[: limits.JOB_ERROR_CHARACTERS_MAX]
+    return StopReason(f"unexpected failure: {text}", "its traceback is in the pipeline's log; please report it")
 
 
 @dataclass
