@@ -75,7 +75,7 @@ class CommitterHarness:
         avro = ManifestReader(self.files, InlineOffload())
         self.books: OffsetLedger = EmbeddedLedger(self.store, embedded, self.making, fixed, lease)
         if is_foreign:
-            self.books = ForeignLedger(self.store, self.catalog, avro, fixed, lease)
+            self.books = ForeignLedger(self.store, self.catalog, avro, fixed, self.clock, lease)
         self.reader = ManifestCache(avro)
         self.committer = Committer(
             self.catalog,

@@ -207,7 +207,6 @@ class FaultWorld:
             self.clean_up_delay_ms,
             self.history,
             lambda: self.making.files_in_use(self.avro),
-            not self.is_foreign,
         )
         harness = InterruptibleDriver(
             outside, wrap(self.catalog) if wrap else self.catalog, fault, stop, owner, age_due_ms
@@ -221,7 +220,7 @@ class FaultWorld:
 
     def _books(self, catalog: TableCatalog) -> OffsetLedger:
         if self.is_foreign:
-            return ForeignLedger(self.store, catalog, self.avro, None)
+            return ForeignLedger(self.store, catalog, self.avro, None, self.clock)
         return EmbeddedLedger(self.store, catalog, self.making, None)
 
     async def drain(self, harness: InterruptibleDriver, may_stop: AbstractSet[int] = frozenset()) -> None:

@@ -131,7 +131,6 @@ class DriverEnvironment(NamedTuple):
     clean_up_delay_ms: int | None  # None: no files are removed
     history: TagRetention
     files_in_use: Callable[[], FilesInUseScan]
-    has_retention: bool = True
 
 
 class InterruptibleDriver:
@@ -183,23 +182,23 @@ class InterruptibleDriver:
             jobs,
         )
         jobs.add(self.ingest)
-        if outside.has_retention:
-            sequence = CommitSequence(self.lease, books, committer, effects, own_clock, report)
-            commits = RewriteCommit(self.lease, committer, sequence, jobs)
-            believed = RetentionClock(store, clock, "")
-            ranges = ShardRanges(file_opener(outside.files))
-            inline = InlineOffload()
-            jobs.add(
-                TableRetentionJob(
-                    broker, store, self.topics, self.manifests, commits, believed, ranges, inline, effects, clock
-                )
+        sequence = CommitSequence(self.lease, books, committer, effects, own_clock, report)
+        commits = RewriteCommit(self.lease, committer, sequence, jobs)
+        believed = RetentionClock(store, clock, "")
+        ranges = ShardRanges(file_opener(outside.files))
+        inline = InlineOffload()
+        jobs.add(
+            TableRetentionJob(
+                broker, store, self.topics, self.manifests, commits, believed, ranges, inline, effects, clock
             )
+        )
         self.cleaner: FileCleaner | None = None
         if outside.clean_up_delay_ms is not None:
             named = ReferencedFiles(ManifestReader(files, InlineOffload()))
             in_use = outside.files_in_use()
-            delay_ms = outside.clean_up_delay_ms
-            self.cleaner = FileCleaner(store, watched, files, named, in_use, clock, jobs.guard, delay_ms)
+            self.cleaner = FileCleaner(
+                store, watched, files, named, in_use, clock, jobs.guard, outside.clean_up_delay_ms
+            )
             jobs.add(FileCleanupJob(self.cleaner, self.lease, effects))
         self.driver = Driver(broker, self.lease, self.topics, jobs, effects, own_clock, options, report)
 

@@ -174,7 +174,7 @@ async def _open_driver(
     manifest_reader = ManifestReader(files, manifest_thread)
     namespace = fixed_namespace(settings)
     ledger: OffsetLedger = (
-        ForeignLedger(store, catalog, manifest_reader, namespace, lease_name)
+        ForeignLedger(store, catalog, manifest_reader, namespace, clock, lease_name)
         if own_catalog is None
         else EmbeddedLedger(store, catalog, own_catalog, namespace, lease_name)
     )
@@ -208,20 +208,18 @@ async def _open_driver(
     # In the order of their right to a turn (hazard 99): what frees space comes before what makes tables faster.
     delay_ms = settings.pipeline.clean_up_delay_ms
     cleaner: FileCleaner | None = None
-    retention: TableRetentionJob | None = None
     # Not for another catalog: only its owner knows which other readers need its files.
     if own_catalog is not None and settings.pipeline.clean_up:
         references = ReferencedFiles(manifest_reader)
         in_use = own_catalog.files_in_use(manifest_reader)
         cleaner = FileCleaner(store, catalog, files, references, in_use, clock, jobs.guard, delay_ms)
         jobs.add(FileCleanupJob(cleaner, lease, effects))
-    if own_catalog is not None:
-        retention_clock = RetentionClock(store, clock, lease_name, settings.pipeline.retention_downtime_max_ms)
-        ranges = ShardRanges(file_opener(files, table_roots(settings)))
-        retention = TableRetentionJob(
-            broker, store, tables, manifests, commits, retention_clock, ranges, manifest_thread, effects, clock
-        )
-        jobs.add(retention)
+    retention_clock = RetentionClock(store, clock, lease_name, settings.pipeline.retention_downtime_max_ms)
+    ranges = ShardRanges(file_opener(files, table_roots(settings)))
+    retention = TableRetentionJob(
+        broker, store, tables, manifests, commits, retention_clock, ranges, manifest_thread, effects, clock
+    )
+    jobs.add(retention)
     care = compaction_options(settings, storage, keys, is_clustered=bool(lease_name))
     compaction = CompactionJob(
         lease, tables, manifests, commits, writer, compaction_thread, effects, clock, care, report

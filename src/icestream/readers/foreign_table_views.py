@@ -18,8 +18,9 @@ import asyncio
 from typing import Final, NamedTuple
 
 from icestream import errors, limits
-from icestream.catalog.catalog_keys import FOREIGN_TABLES, foreign_table_key
+from icestream.catalog.catalog_keys import FOREIGN_TABLES, foreign_table_key, retained_key
 from icestream.catalog.catalog_records import TableRecord
+from icestream.catalog.plans.commit_plans import first_kept
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic_rules.binding import AdoptionBase, Binding
 from icestream.catalog.topic_rules.offset_run import OffsetRun, OffsetRuns
@@ -137,11 +138,19 @@ class ForeignTableViews:
             return None
         identifier = Identifier(tuple(mirror.namespace), mirror.name)
         table, record = await self._load_record(topic_id, mirror, identifier)
-        # The same metadata file: its manifests are not read again, which is most of the cost of a load.
+        # After the table, as in our own catalog: a retention writes them before its commit.
+        first = first_kept(topic_id, await self._store.get(retained_key(topic_id)))
         if previous is not None and previous.view.record == record:
-            view = previous.view
+            # The same metadata file: its manifests are not read again, which is most of the cost of a load.
+            is_same = previous.view.first_offsets == first
+            view = (
+                previous.view
+                if is_same
+                else TableView(identifier, record, table, previous.view.files, mirror.committed, first)
+            )
         else:
-            view = TableView(identifier, record, table, await self._snapshots.current_files(table), mirror.committed)
+            files = await self._snapshots.current_files(table)
+            view = TableView(identifier, record, table, files, mirror.committed, first)
         # A change during the load may have come after the table was read: such a view serves this request only.
         loaded_ns = LONG_AGO_NS if topic_id in self._changed_during_load else started_ns
         self._cache(topic_id, _CachedView(view, loaded_ns))

@@ -8,16 +8,23 @@ names is there, and the first kept offsets are those of a retention without a fa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from icestream.catalog import catalog_keys
+from icestream.catalogs.table_catalog import CommitOutcome, CommitRefused, TableCatalog, TableChange
+from icestream.iceberg import table_metadata as tables
+from icestream.iceberg.identifier import Identifier
 from icestream.model.backlog_messages import RetainedTopic
+from icestream.pipeline.commit.offset_ledger import TopicCommit
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.driver.effects import Effect, Fault
+from icestream.pipeline.file_cleanup.folder_survey import FolderSurvey
+from tests.support.catalog_servers import catalog_of
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld, name_of
 from tests.support.interruptible_driver import DriverKilled, InterruptibleDriver, StopPoint
 
@@ -39,10 +46,11 @@ EFFECTS = [
 ]
 
 
-@pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[FaultWorld]:
-    """Three rounds are in the tables; topic 1 keeps the last 14 messages from now on."""
-    fault_world = await FaultWorld.open(tmp_path)
+@pytest_asyncio.fixture(params=["own", "foreign"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FaultWorld]:
+    """Three rounds are in the tables of our own catalog, or of another one; topic 1 keeps the last 14 messages from now
+    on."""
+    fault_world = await FaultWorld.open(tmp_path, is_foreign=request.param == "foreign")
     driver = fault_world.driver()
     for _ in range(3):
         await fault_world.publish_some()
@@ -57,6 +65,20 @@ async def look(world: FaultWorld, driver: InterruptibleDriver) -> None:
     """A turn of the driver in which the retention looks at its topics; there is nothing to ingest."""
     world.clock.advance(61)
     await driver.driver.turn()
+
+
+async def remove_unneeded(world: FaultWorld, driver: InterruptibleDriver) -> None:
+    """What the clean-up does, or in another catalog an operator with two requests."""
+    if not world.is_foreign:
+        await world.clean(driver)
+        return
+    await driver.lease.release()
+    await world.publish_some()
+    await world.drain(driver)  # under a new epoch: files of the last one can be in no commit any more
+    survey = FolderSurvey(world.store, world.catalog, world.avro, world.clock, delay_ms=HOUR_MS)
+    for _ in range(2):
+        await survey.remove(tables.load((await world.catalog.load(name_of(1))).metadata))
+        world.clock.advance(3601)
 
 
 async def test_a_turn_has_exactly_these_effects(world: FaultWorld) -> None:
@@ -109,7 +131,7 @@ async def test_files_of_removed_rows_go_with_their_snapshots(world: FaultWorld) 
         world.clock.advance(2 * 3600)
         await world.publish_some()
         await world.drain(driver)
-        await world.clean(driver)
+        await remove_unneeded(world, driver)
     data_files = {path for path in before if path.endswith(".parquet")}
     present = await world.present(1)
     assert present == await world.needed(1)
@@ -181,5 +203,107 @@ async def test_tags_are_not_kept_longer_than_messages(tmp_path: Path) -> None:
     for topic_id, days in ((1, {1, 2}), (2, {5})):
         loaded = await world.catalog.load(name_of(topic_id))
         assert len([name for name in loaded.metadata["refs"] if name != "main"]) in days
+    await world.check()
+    await world.close()
+
+
+# --- in other catalogs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["embedded-http", "sql"])
+async def test_retention_over_the_protocol_of_another_catalog(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    """REST, and a real SQL catalog. A new driver, which has opened no table, looks at an idle topic, too."""
+    async with catalog_of(kind, request, tmp_path / "catalog") as catalog:
+        world = await FaultWorld.open(tmp_path, is_foreign=True)
+        world.catalog = catalog  # type: ignore[assignment]
+        first = world.driver()
+        for _ in range(3):
+            await world.publish_some()
+            await world.drain(first)
+        await first.end()
+        world.retained = [KEPT]
+        driver = world.driver()
+        await driver.driver.turn()  # at the time of the catalog
+        assert await world.first(1) == FIRST
+        await world.check()
+        metadata = (await catalog.load(name_of(1))).metadata
+        (current,) = (
+            entry for entry in metadata["snapshots"] if entry["snapshot-id"] == metadata["current-snapshot-id"]
+        )
+        assert current["summary"]["operation"] == "delete"
+        assert current["summary"]["icestream.first"] == '{"0":18,"1":10}'
+        await world.close()
+
+
+class RefusingCatalog:
+    """A catalog that can be read, and takes no commit while it `is_away`."""
+
+    def __init__(self, catalog: TableCatalog) -> None:
+        self._catalog = catalog
+        self.is_away = False
+        self.on_commit: Callable[[], Awaitable[None]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
+        if self.is_away:
+            assert self.on_commit is not None
+            await self.on_commit()
+            return CommitRefused("the catalog is being moved")
+        return await self._catalog.commit(identifier, change)
+
+
+async def test_in_another_catalog_offsets_are_announced_before_rows_go(tmp_path: Path) -> None:
+    """The other way round a reader would miss rows without a reason (hazard 86)."""
+    world = await FaultWorld.open(tmp_path, is_foreign=True)
+    catalog = RefusingCatalog(world.catalog)
+    driver = world.driver(wrap=lambda _: catalog)
+    for _ in range(3):
+        await world.publish_some()
+        await world.drain(driver)
+    seen: list[dict[int, int]] = []
+
+    async def note() -> None:
+        seen.append(await world.first(1))
+
+    world.retained, catalog.is_away, catalog.on_commit = [KEPT], True, note
+    await look(world, driver)
+    assert set(map(str, seen)) == {str(FIRST)}
+    assert await world.stored(1, 0) == set(range(27)), "the catalog took no commit"
+    catalog.is_away = False
+    world.clock.advance(700)
+    await look(world, driver)
+    assert await world.stored(1, 0) == set(range(18, 27))
+    assert await world.first(1) == FIRST
+    await world.check()
+    await world.close()
+
+
+async def test_in_another_catalog_a_new_consumer_keeps_its_messages(tmp_path: Path) -> None:
+    """A subscription that is created between plan and commit (hazard 87)."""
+    world = await FaultWorld.open(tmp_path, is_foreign=True)
+    driver = world.driver()
+    for _ in range(3):
+        await world.publish_some()
+        await world.drain(driver)
+    world.retained = [RetainedTopic(1, "/default/t1", unconsumed_age_ms=24 * HOUR_MS)]
+    world.acked = {1: {0: 18, 1: 10}}
+    ledger: Any = driver.ledger
+    announce = ledger._inner.announce
+
+    async def overtaken(commit: TopicCommit) -> None:
+        await world.store.put(catalog_keys.consumers_key(1), b"")
+        await announce(commit)
+
+    ledger._inner.announce = overtaken
+    await look(world, driver)
+    assert await world.first(1) == {}
+    assert await world.stored(1, 0) == set(range(27))
+    ledger._inner.announce = announce
+    await look(world, driver)
+    assert await world.first(1) == {0: 18, 1: 10}
     await world.check()
     await world.close()

@@ -197,7 +197,9 @@ class Committer:
                 if commit.is_job and (snapshot_id := await self._find_job(commit)) is not None:
                     results[commit.table.topic_id] = CommittedSnapshot(snapshot_id, is_repeat=True)
                     continue
-                drafts[commit.table.identifier] = await self._draft(commit)
+                draft = await self._draft(commit)
+                await self._ledger.announce(commit)
+                drafts[commit.table.identifier] = draft
             except (errors.StorageUnavailable, errors.LeaseLost):
                 raise
             except errors.IcestreamError as error:

@@ -10,7 +10,8 @@ requires that main is the snapshot that it was built on, so it never undoes, rep
 between; it is built again on the new main then. Whether it still may be committed is decided again before each attempt:
 
 EmbeddedLedger   the commit names its job, its files and its epoch, and the catalog judges it (hazard 75)
-ForeignLedger    `check_job` looks for it in the history of main, and compares lease and epoch (hazard 96)
+ForeignLedger    `check_job` looks for it in the history of main, and compares lease and epoch (hazard 96). A retention
+                 is announced: its first kept offsets are written before the catalog hears of it (hazard 86)
 """
 
 from __future__ import annotations
@@ -121,6 +122,11 @@ class OffsetLedger(Protocol):
     async def check_job(self, commit: TopicCommit) -> int | None:
         """Checks a rewrite or retention against its table as last loaded, before each attempt. Returns its snapshot
         if it is in the table already, else None. Raises LeaseLost if another driver took over."""
+
+    async def announce(self, commit: TopicCommit) -> None:
+        """Makes durable what readers must know before the catalog gets a commit that was checked: the first kept
+        offsets of a retention, where the catalog does not take them with it. Raises RangeRefused for a commit that must
+        be planned again, LeaseLost if another driver took over."""
 
     def summary(self, commit: TopicCommit) -> Mapping[str, str]:
         """The entries that the ledger needs in the summary of the snapshot."""

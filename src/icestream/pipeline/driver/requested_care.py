@@ -62,7 +62,7 @@ class RequestedCareJob(Job[MaintenanceRequest, None]):
         catalog: TableCatalog,
         survey: FolderSurvey,
         tags: TagRetention,
-        retention: RetentionPreview | None,
+        retention: RetentionPreview,
         clean_now: Callable[[TopicTable], None] | None,
         compact: Callable[[MaintenanceRequest, MaintenanceProgress], None],
         jobs: JobRegistry,
@@ -71,7 +71,7 @@ class RequestedCareJob(Job[MaintenanceRequest, None]):
         *,
         opens_tables: bool = True,
     ) -> None:
-        """`retention`, `clean_now`: None in another catalog. `compact` takes over a request for compaction.
+        """`clean_now`: None in another catalog. `compact` takes over a request for compaction.
         `opens_tables`: False in a cluster, where a table belongs to the driver of one node."""
         self._lease = lease
         self._tables = tables
@@ -131,15 +131,13 @@ class RequestedCareJob(Job[MaintenanceRequest, None]):
 
     async def _care(self, turn: Turn, request: MaintenanceRequest, progress: MaintenanceProgress) -> None:
         tables = await self._requested_tables(request, progress)
-        if RETENTION in request.jobs and self._retention is None:
-            progress.reason = "tables in other catalogs have no retention"
         for table in tables:
             self._lease.check()
             if EXPIRE in request.jobs:
                 self._add(progress, await self._expire(table, is_dry_run=request.is_dry_run))
             if CLEAN_UP in request.jobs:
                 self._add(progress, await self._clean_up(table, is_dry_run=request.is_dry_run))
-        if RETENTION in request.jobs and self._retention is not None:
+        if RETENTION in request.jobs:
             topic_ids = {table.topic_id for table in tables}
             retained = [topic for topic in turn.backlog.retained if topic.topic_id in topic_ids]
             for group in await self._retention.preview(turn, retained):

@@ -3,8 +3,9 @@
     look      a topic with a retention is looked at once in a minute; less often after a look that found nothing
     note      which offsets are committed now (commit_times.py), if the topic keeps its messages for a time
     decide    by the counts of the last snapshot first: the manifests are read only if something may have to go
-    commit    files and first kept offsets in one transaction (catalog/topic_rules/retention_claim.py). Brokers and
-              readers follow the record of the first kept offsets; the files go with the clean-up
+    commit    files and first kept offsets in one transaction (catalog/topic_rules/retention_claim.py); in another
+              catalog the offsets first, then the files (foreign_ledger.py). Brokers and readers follow the record of
+              the first kept offsets; the files go with the clean-up
 
 The record of removals is written before the commit: a driver that ends in between has used up some of the share of the
 day, and has removed nothing.
@@ -72,7 +73,7 @@ Removals = list[TableRemoval]
 
 
 class TableRetentionJob(Job[list[RetainedTopic], Removals]):
-    """Removes what topics do not keep, for tables in our own catalog."""
+    """Removes what topics do not keep."""
 
     name: ClassVar[str] = "retention"
 

@@ -133,6 +133,9 @@ class EmbeddedLedger:
         is_same = committed is not None and committed.claimed == job_claim(commit).sum
         return committed.snapshot_id if committed is not None and is_same else None
 
+    async def announce(self, commit: TopicCommit) -> None:
+        """Nothing: the transaction of the commit writes the first kept offsets."""
+
     def summary(self, commit: TopicCommit) -> Mapping[str, str]:
         """Nothing: the catalog writes the progress of a round itself (catalog/topic_rules/topic_properties.py)."""
         return {}

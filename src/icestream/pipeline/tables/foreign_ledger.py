@@ -22,12 +22,15 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.catalog import catalog_records
-from icestream.catalog.catalog_keys import foreign_table_key, lease_key
-from icestream.catalog.catalog_records import LeaseRecord
+from icestream.catalog.catalog_keys import consumers_key, foreign_table_key, lease_key, retained_key
+from icestream.catalog.catalog_records import LeaseRecord, RetainedRecord
+from icestream.catalog.plans.commit_plans import first_kept
 from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic_rules import topic_schema
+from icestream.catalog.topic_rules.claim_check import range_refused
 from icestream.catalog.topic_rules.operation_preview import ShardLog
-from icestream.catalog.topic_rules.removal import TOPIC_ID, Removals, added_summary, as_summary
+from icestream.catalog.topic_rules.removal import TOPIC_ID, Removals, added_summary, as_summary, as_text
+from icestream.catalog.topic_rules.retention_claim import FIRST
 from icestream.catalog.topic_rules.snapshot_mark import SnapshotMark, marks_of_added
 from icestream.catalog.topic_rules.snapshot_progress import lineage, main_progress, missing_from_main
 from icestream.catalogs import topic_table_name
@@ -42,6 +45,7 @@ from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.metadata import command as cmd
+from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
 from icestream.model.backlog_messages import TopicBacklog
 from icestream.model.topic_name import TopicName
@@ -49,6 +53,7 @@ from icestream.pipeline.commit.offset_ledger import TopicCommit
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.tables.foreign_position import TableProgress, next_offsets_of
 from icestream.pipeline.tables.topic_table import Position, TopicTable
+from icestream.runtime.clock import Clock
 
 ROUND: Final = "icestream.round"
 EPOCH: Final = "icestream.pipeline-epoch"
@@ -72,6 +77,7 @@ class ForeignLedger:
         catalog: TableCatalog,
         manifest_reader: ManifestReader,
         fixed_namespace: tuple[str, ...] | None,
+        clock: Clock,
         lease_name: str = "",
     ) -> None:
         """`lease_name`: of the driver's lease."""
@@ -80,6 +86,7 @@ class ForeignLedger:
         self._catalog = catalog
         self._manifest_reader = manifest_reader
         self._fixed_namespace = fixed_namespace
+        self._clock = clock
         self._snapshot_map = SnapshotMap(store)
         self._epochs: dict[int, dict[int, int]] = {}
         self._log_starts: dict[int, dict[int, int]] = {}
@@ -106,8 +113,15 @@ class ForeignLedger:
         return await self._check(topic.topic_id, topic.name, identifier, tables.load(loaded.metadata), mirror)
 
     async def find(self, topic_id: int, topic: str) -> TopicTable | None:
-        """None: of the tables in another catalog only those are known that a round has opened."""
-        return None
+        mirror = await self._load_mirror(topic_id)
+        if mirror is None or mirror.is_detached:
+            return None
+        identifier = Identifier(tuple(mirror.namespace), mirror.name)
+        try:
+            loaded = await self._catalog.load(identifier)
+        except (errors.UnknownTable, errors.UnknownNamespace):
+            raise _table_gone(identifier, topic) from None
+        return await self._check(topic_id, topic, identifier, tables.load(loaded.metadata), mirror)
 
     async def create_all(self, topics: Sequence[TopicBacklog]) -> dict[int, TopicTable]:
         """Returns nothing: the protocols of other catalogs create one table at a time."""
@@ -168,14 +182,43 @@ class ForeignLedger:
             if summary.get(ROUND) == round_id:
                 return int(snapshot["snapshot-id"])
             epoch = max(epoch, _epoch_of(summary))
-        lease_entry = await self._store.get(self._lease_key)
-        lease = None if lease_entry is None else catalog_records.decode(LeaseRecord, self._lease_key, lease_entry)
-        if epoch > commit.epoch or lease is None or lease.epoch != commit.epoch:
-            raise errors.LeaseLost(
-                f"a rewrite of pipeline epoch {commit.epoch} is not committed: another pipeline has taken over",
-                hint="its files stay in no table; the next driver plans the rewrite again",
-            )
+        await self._held_lease(commit)
+        if epoch > commit.epoch:
+            raise _lease_lost(commit)
         return None
+
+    async def _held_lease(self, commit: TopicCommit) -> Entry:
+        """The entry of the lease. Raises LeaseLost if the epoch of the commit does not have it any more."""
+        entry = await self._store.get(self._lease_key)
+        lease = None if entry is None else catalog_records.decode(LeaseRecord, self._lease_key, entry)
+        if entry is None or lease is None or lease.epoch != commit.epoch:
+            raise _lease_lost(commit)
+        return entry
+
+    async def announce(self, commit: TopicCommit) -> None:
+        """Raises the first kept offsets of a retention. Before the commit: rows that are there and below them are read
+        by nobody, and the next look of the retention removes them; rows that are gone and not below them would be
+        missing without a reason. What our own catalog compares in the transaction is compared here (hazards 86, 87)."""
+        if not commit.is_retention:
+            return
+        topic_id, key = commit.table.topic_id, retained_key(commit.table.topic_id)
+        lease, entry = await self._held_lease(commit), await self._store.get(key)
+        before = first_kept(topic_id, entry)
+        first = {**before, **{shard: max(end, before.get(shard, 0)) for shard, end in commit.first.items()}}
+        if first == before and commit.consumers is None:
+            return
+        comparisons: list[cmd.Compare] = [
+            cmd.HasValue(self._lease_key, lease.value),
+            cmd.Absent(key) if entry is None else cmd.AtRevision(key, entry.mod_revision),
+        ]
+        if commit.consumers is not None:
+            own_key = consumers_key(topic_id)
+            comparisons.append(cmd.AtRevision(own_key, commit.consumers) if commit.consumers else cmd.Absent(own_key))
+        record = RetainedRecord(dict(sorted(first.items())), self._clock.wall_us() // 1000)
+        if not (await self._store.txn(comparisons, [cmd.Put(key, catalog_records.encode(record))])).held:
+            await self._held_lease(commit)
+            topic = commit.table.topic
+            raise range_refused(None, "consumers_changed", f"a consumer of topic {topic} was created or moved")
 
     def summary(self, commit: TopicCommit) -> Mapping[str, str]:
         """Returns the progress of the round, by which any reader of the table knows the committed offsets."""
@@ -184,6 +227,8 @@ class ForeignLedger:
         removals = self._removals(table.topic_id, table.table, table.next_offsets)
         progress = as_summary(table.topic_id, table.next_offsets | commit.ends, removals)
         pipeline = {ROUND: commit.round_id.hex(), EPOCH: str(commit.epoch)}
+        if commit.is_retention:
+            return progress | pipeline | {FIRST: as_text(dict(commit.first))}
         if commit.is_job:
             return progress | pipeline
         return progress | added_summary({claim.shard: (claim.start, claim.end) for claim in commit.claims}) | pipeline
@@ -350,6 +395,13 @@ def _epoch_of(summary: Mapping[str, str]) -> int:
     """Returns the pipeline epoch in the summary of a snapshot; 0 if it is not there."""
     text = summary.get(EPOCH, "")
     return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _lease_lost(commit: TopicCommit) -> errors.LeaseLost:
+    return errors.LeaseLost(
+        f"a job of pipeline epoch {commit.epoch} is not committed: another pipeline has taken over",
+        hint="its files stay in no table; the next driver plans the job again",
+    )
 
 
 def _table_gone(identifier: Identifier, topic: str) -> errors.TopicTableConflict:
