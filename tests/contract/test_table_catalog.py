@@ -2,7 +2,8 @@
 Glue with files in S3, PostgreSQL with local files.
 
 SeaweedFS differs in three answers, none of which harms us: it hands out a table that is created a second time, drops a
-namespace that holds namespaces, and lists no tables in one that is not there.
+namespace that holds namespaces, and lists no tables in one that is not there. It does not register tables as it should,
+which is noticed.
 """
 
 from __future__ import annotations
@@ -168,6 +169,28 @@ async def test_an_existing_name_is_refused(catalog: TableCatalog, table: Identif
         await catalog.rename(table, other)
     assert (await catalog.load(other)).uuid == created.uuid
     assert (await catalog.load(table)).uuid != created.uuid
+
+
+async def test_a_table_is_registered_from_its_metadata_file(
+    catalog: TableCatalog, table: Identifier, kind: str
+) -> None:
+    loaded = await catalog.load(table)
+    location = loaded.metadata_location or ""
+    other = Identifier(table.namespace, "registered")
+    await catalog.check_registers()
+    if kind == "rest":
+        with pytest.raises(errors.UnexpectedAnswer, match="shows another table"):
+            await catalog.register(other, location)
+        return
+    await catalog.drop(table)
+    registered = await catalog.register(other, location)
+    assert (registered.uuid, registered.metadata_location) == (loaded.uuid, location)
+    assert isinstance(await catalog.commit(other, appending(registered, 11)), CommitDone)
+    with pytest.raises(errors.AlreadyExists):
+        await catalog.register(other, location)
+    assert snapshots(await catalog.load(other)) == [11]
+    with pytest.raises(errors.UnknownNamespace):
+        await catalog.register(Identifier((new_name(),), "orders"), location)
 
 
 async def test_a_commit_is_done(catalog: TableCatalog, table: Identifier) -> None:

@@ -313,9 +313,12 @@ class TopicLake:
             added["parent-snapshot-id"] = table.current_snapshot_id
         point = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
         updates = [{"action": "add-snapshot", "snapshot": added}, point]
-        await self.catalog.commits.commit(TABLE, CommitRequest(claims, updates))
+        await self._apply(claims, updates)
         self.live = list(entries)
         return snapshot_id
+
+    async def _apply(self, claims: list[Any], updates: list[Any]) -> None:
+        await self.catalog.commits.commit(TABLE, CommitRequest(claims, updates))
 
     def replace_files(self, kind: str, location: str, entries: Sequence[Any]) -> None:
         """Writes a manifest or a manifest list of the table again, as a client does that may write its files. `kind`:

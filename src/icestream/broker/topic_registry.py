@@ -60,7 +60,9 @@ class TopicRegistry:
         self.owners = owners or TopicOwners()
         self.tombstones = TopicTombstones(store, storage, self.owners, clock, options.undelete_grace_ms)
         self._route_policies: dict[TopicName, PolicyValues] = {}
-        self.restores = TopicRestore(store, storage, self.owners, clock, options.node)
+        self.restores = TopicRestore(
+            store, storage, self.owners, clock, options.node, has_own_catalog=options.has_own_catalog
+        )
         self._deletion = TopicDeletion(store, storage, self.owners, self.tombstones)
         self._takeover = TopicTakeover(store, storage, self.owners)
 
@@ -396,10 +398,8 @@ class TopicRegistry:
         return self._serve(name, takeover.record), takeover
 
     async def restore(self, topic: BackedUpTopic) -> BrokerTopic:
-        """Creates a topic of a backup, in the place of the live one if that is asked for.
-
-        Raises as TopicRestore.create, InvalidInput for a table in another catalog.
-        """
+        """Creates a topic of a backup, in the place of the live one if that is asked for. Raises as
+        TopicRestore.create."""
         live = await self.find_live(topic.name) if topic.is_in_place else None
         if live is None:
             return self._serve(topic.name, await self.restores.create(topic))
@@ -423,13 +423,7 @@ class TopicRegistry:
         if await self._store.get(records.topic_key(name)) is None:
             return None
         await self._serve_if_stored(name)
-        topic = self.get(name)
-        if not self._options.has_own_catalog:
-            raise errors.InvalidInput(
-                f"the table of {name} is in another catalog, so it cannot be replaced",
-                hint="restore beside it with --as, or delete the topic first",
-            )
-        return topic
+        return self.get(name)
 
     async def undelete(self, name: TopicName, topic_id: int | None) -> tuple[BrokerTopic, ReturnedTopic]:
         """Creates a deleted topic again from its tombstone. Raises as TopicTombstones.return_topic."""

@@ -26,8 +26,10 @@ from icestream.broker.topic_deletion import PlannedReplacement
 from icestream.broker.topic_owners import TopicOwners
 from icestream.broker.topic_tombstones import chunks
 from icestream.catalog import catalog_keys
+from icestream.catalog.catalog_keys import foreign_table_key
 from icestream.catalog.catalog_records import DetachedRecord
 from icestream.catalog.topic_bindings import TopicBindings
+from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table
 from icestream.metadata.command import Absent, AtRevision, DeletePrefix, Operation, Put, PutWithTtl
 from icestream.metadata.store import MetadataStore
 from icestream.model.shard import DeclaredGap, GapState, ShardKey, TopicIdentity
@@ -107,13 +109,21 @@ class TopicRestore:
     """Creates topics of backups on this node."""
 
     def __init__(
-        self, store: MetadataStore, storage: PersistentStorage, owners: TopicOwners, clock: Clock, node: str
+        self,
+        store: MetadataStore,
+        storage: PersistentStorage,
+        owners: TopicOwners,
+        clock: Clock,
+        node: str,
+        *,
+        has_own_catalog: bool = True,
     ) -> None:
         self._store = store
         self._storage = storage
         self._owners = owners
         self._clock = clock
         self._node = node
+        self._has_own_catalog = has_own_catalog
 
     async def allocate(
         self, backup_id: str, name: TopicName, policies: PolicyValues, *, is_in_place: bool = False
@@ -259,7 +269,7 @@ class TopicRestore:
             operations.append(Put(records.subscription_key(topic.name, subscription.name), records.encode(restored)))
         operations += cursors
         if topic.table is not None:
-            operations += TopicBindings.plan_return(record.id, topic.table)
+            operations += await self._plan_table(topic, topic.table, record.id, former)
         operations += await self._about(topic, record.id)
         metadata_file = "" if topic.table is None else topic.table.location
         created = RestoreRecord(record.id, is_created=True, metadata_file=metadata_file)
@@ -285,6 +295,23 @@ class TopicRestore:
             raise errors.AlreadyExists(
                 f"topic {topic.name} was created, or its namespace changed, concurrently", hint="restore again"
             )
+
+    async def _plan_table(
+        self, topic: BackedUpTopic, table: DetachedRecord, topic_id: int, former: FormerTopic | None
+    ) -> list[Operation]:
+        """The restored table as one that the topic was detached from: it is bound when it is registered (ADR 75)."""
+        if self._has_own_catalog:
+            return TopicBindings.plan_return(topic_id, table)
+        replaced = None
+        if former is not None:
+            former_key = foreign_table_key(former.record.id)
+            entry = await self._store.get(former_key)
+            replaced = None if entry is None else decode_foreign_table(former_key, entry)
+        mirror = ForeignTableRecord(
+            table.namespace, table.name, table.uuid, table.committed, topic=str(topic.name), is_detached=True,
+            replaced_uuid="" if replaced is None or replaced.is_detached else replaced.uuid,
+        )  # fmt: skip
+        return [Put(foreign_table_key(topic_id), msgspec.json.encode(mirror))]
 
     async def _staged_producers(self, topic: BackedUpTopic) -> list[Operation]:
         """Names of producers that wait for the topic to be replaced (cluster_restore.py)."""

@@ -61,6 +61,12 @@ class EmbeddedCatalog:
     async def create(self, identifier: Identifier, definition: Object) -> LoadedTable:
         return _loaded(await _available(self._catalog.tables.create(identifier, definition)))
 
+    async def check_registers(self, *, is_renaming: bool = False) -> None:
+        """Never raises: it does both."""
+
+    async def register(self, identifier: Identifier, metadata_location: str) -> LoadedTable:
+        return _loaded(await _available(self._catalog.tables.register(identifier, metadata_location)))
+
     async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
         request = CommitRequest(change.requirements, change.updates)
         try:

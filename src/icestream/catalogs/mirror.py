@@ -35,6 +35,8 @@ class ForeignTableRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     is_detached: bool = msgspec.field(default=False, name="is_parted")
     rows: int = -1  # in that snapshot; -1: its summary has no count
     removals: Removals = ()  # rows below `committed` that are not in that snapshot
+    # The UUID of the table of the topic that a restore replaced by this one: it gives up its name (ADR 106).
+    replaced_uuid: str = ""
 
     def check_has_table(self, topic: str) -> None:
         """Raises TopicTableConflict for a detached table: the pipeline must not create another one by itself."""

@@ -216,6 +216,29 @@ class PointerCatalog:
             raise
         return LoadedTable(table.as_json(), location)
 
+    async def check_registers(self, *, is_renaming: bool = False) -> None:
+        """Never raises: a pointer may be set to any metadata file."""
+
+    async def register(self, identifier: Identifier, metadata_location: str) -> LoadedTable:
+        """Inserts a pointer to the file, which is not changed and stays whatever happens."""
+        await self.load_namespace(identifier.namespace)
+        location = normalize(metadata_location)
+        table = await self._read_metadata(location)
+        if await self._pointer_or_none(identifier) is not None:
+            raise errors.AlreadyExists(f"Table already exists: {identifier}")
+
+        async def is_done() -> bool:
+            """By UUID, whatever was committed to the table since."""
+            try:
+                return (await self._read(identifier))[1].uuid == table.uuid
+            except errors.UnknownTable:
+                return False
+
+        await resolve_change(
+            self._caller, f"register {identifier}", lambda: self._pointers.insert(identifier, location, table), is_done
+        )
+        return LoadedTable(table.as_json(), location)
+
     async def drop(self, identifier: Identifier, is_purging: bool = False) -> None:
         """Raises InvalidInput for a purge: there is no server that could remove the files later."""
         if is_purging:

@@ -26,6 +26,8 @@ from icestream.iceberg.values import Object
 from icestream.runtime.randomness import Randomness
 
 _TRANSACTIONS: Final = "POST /v1/{prefix}/transactions/commit"
+_REGISTER: Final = "POST /v1/{prefix}/namespaces/{namespace}/register"
+_RENAME: Final = "POST /v1/{prefix}/tables/rename"
 _PAGES_MAX: Final = 10_000
 _NAMESPACE: Final[Expected] = {404: errors.UnknownNamespace, 409: errors.NotEmpty}
 _NEW_NAMESPACE: Final[Expected] = {404: errors.UnknownNamespace, 409: errors.AlreadyExists}
@@ -100,6 +102,46 @@ class RestCatalog:
         path = f"{_namespace_path(identifier.namespace)}/tables"
         response = await self._change(f"create {identifier}", "POST", path, body, _NEW_TABLE, is_done)
         return loaded[0] if response is None else _loaded(response)
+
+    async def check_registers(self, *, is_renaming: bool = False) -> None:
+        """A server that lists its endpoints offers no others."""
+        endpoints = (await self._server_config()).get("endpoints")
+        missing = [path for path in (_REGISTER, *([_RENAME] if is_renaming else [])) if path not in (endpoints or ())]
+        if endpoints and missing:
+            raise errors.InvalidInput(
+                f"the catalog at {self._client.base} does not {'rename' if missing == [_RENAME] else 'register'} "
+                f"tables: its /v1/config does not list `{missing[0]}`",
+                hint="restore into a broker with a catalog that does, such as the embedded one",
+            )
+
+    async def register(self, identifier: Identifier, metadata_location: str) -> LoadedTable:
+        """Registers a table. After a lost reply the table is loaded, and is the one if it has this metadata file.
+
+        Raises UnexpectedAnswer if the server then has another table under the name: SeaweedFS 4 gives a registered one
+        a new UUID and no columns with every load.
+        """
+        await self.check_registers()
+        body = {"name": identifier.name, "metadata-location": metadata_location}
+        loaded: list[LoadedTable] = []
+
+        async def is_done() -> bool:
+            try:
+                loaded[:] = [await self.load(identifier)]
+            except (errors.UnknownTable, errors.UnknownNamespace):
+                return False
+            return loaded[0].metadata_location == metadata_location
+
+        path = f"{_namespace_path(identifier.namespace)}/register"
+        response = await self._change(f"register {identifier}", "POST", path, body, _NEW_TABLE, is_done)
+        registered = loaded[0] if response is None else _loaded(response)
+        uuid = (await self.load(identifier)).uuid
+        if uuid != registered.uuid:
+            raise errors.UnexpectedAnswer(
+                f"the catalog at {self._client.base} registered {metadata_location} as {identifier}, and then shows "
+                f"another table there: UUID {uuid}, not {registered.uuid}",
+                hint="it cannot register tables; use another catalog, and remove the name there, without its files",
+            )
+        return registered
 
     async def drop(self, identifier: Identifier, is_purging: bool = False) -> None:
         async def is_done() -> bool:

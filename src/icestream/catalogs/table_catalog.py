@@ -111,6 +111,14 @@ class TableCatalog(Protocol):
     async def create(self, identifier: Identifier, definition: Object) -> LoadedTable:
         """`definition`: schema, and optionally location, partition-spec, write-order, properties."""
 
+    async def check_registers(self, *, is_renaming: bool = False) -> None:
+        """Raises InvalidInput if this catalog does not register tables from their metadata files. `is_renaming`: or
+        does not rename them."""
+
+    async def register(self, identifier: Identifier, metadata_location: str) -> LoadedTable:
+        """Gives a name to the table of a metadata file that is there. Raises AlreadyExists also if the name is that of
+        this very table."""
+
     async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome: ...
 
     async def commit_all(self, changes: Mapping[Identifier, TableChange]) -> dict[Identifier, CommitOutcome]:

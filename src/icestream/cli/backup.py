@@ -351,12 +351,13 @@ async def _restore(
     from icestream.cli.lake_http import LakeApi
     from icestream.iceberg.identifier import Identifier
     from icestream.model.topic_name import TopicName
+    from icestream.processes.configured_catalog import open_catalog
     from icestream.processes.restore_run import RestoreRun
     from icestream.processes.restored_tables import RestoredTables
     from icestream.runtime.clock import SystemClock
     from icestream.runtime.tasks import ThreadOffload
 
-    api = await asyncio.to_thread(LakeApi, settings, "`icestream backup restore`")
+    api = await asyncio.to_thread(LakeApi, settings, "`icestream backup restore`", needs_embedded=False)
 
     def bind(topic: str, table: Identifier, metadata_file: str) -> None:
         if api.get("topics", topic=topic)["table"] is None:
@@ -378,14 +379,16 @@ async def _restore(
         )
 
     offload = ThreadOffload("restore", limits.RESTORE_FILES_AT_ONCE)
+    foreign = None if settings.catalog_embedded else open_catalog(settings)
+    tables = RestoredTables(settings, foreign=foreign)
     total = sum(cut.table.bytes for cut, _ in plan.topics if cut.table is not None)
     try:
         async with broker_calls(target.location) as broker:
 
             def new_run(on_bytes: Callable[[int], None]) -> RestoreRun:
                 return RestoreRun(
-                    broker.call, adopt, stored, warehouse_source(settings), RestoredTables(settings), SystemClock(),
-                    offload, plan, on_bytes,
+                    broker.call, adopt, stored, warehouse_source(settings), tables, SystemClock(), offload, plan,
+                    on_bytes,
                 )  # fmt: skip
 
             replaced: list[ReplacedTopic] = []
@@ -400,10 +403,12 @@ async def _restore(
                     deleted = (await broker.call(LIST_DELETED_TOPICS))["topics"]
                 except errors.PermissionDenied:  # the list is of the whole cluster, a restore asks for less
                     deleted = None
-                for line in undelete_lines(replaced, restored, deleted):
+                for line in undelete_lines(replaced, restored, deleted, is_foreign=foreign is not None):
                     print_note(line)
             return restored, run.parts
     finally:
+        if foreign is not None:
+            await foreign.close()
         offload.close()
 
 
@@ -418,16 +423,30 @@ def _confirm_replacement(topics: list[ReplacedTopic], *, is_confirmed: bool) -> 
 
 
 def undelete_lines(
-    replaced: list[ReplacedTopic], restored: list[RestoredTopic], deleted: list[dict[str, Any]] | None
+    replaced: list[ReplacedTopic],
+    restored: list[RestoredTopic],
+    deleted: list[dict[str, Any]] | None,
+    *,
+    is_foreign: bool = False,
 ) -> list[str]:
     """How the former topics come back, of those that can. `deleted`: the topics that can come back, if they may be
-    listed."""
-    replaced_names = {topic.topic for topic in restored if not topic.problem}
+    listed. `is_foreign`: their tables are in another catalog, which gives no name back by itself."""
+    replaced_names = {topic.topic: topic for topic in restored if not topic.problem}
+
+    def delete(topic: str) -> str:
+        if not is_foreign:
+            return f"`icestream topic delete {topic} --table drop`"
+        table = replaced_names[topic].table
+        return (
+            f"`icestream topic delete {topic} --table keep`; in the catalog drop {table}, and rename "
+            f"{table}__replaced_{replaced_names[topic].id} to it"
+        )
+
     until = None if deleted is None else {topic["id"]: time_text(topic["until_ms"] * 1_000) for topic in deleted}
     return [
         f"The former {topic.topic} (id {topic.id}) can come back "
         f"{'within `broker.undelete_grace_ms`' if until is None else f'until {until[topic.id]}'}: "
-        f"`icestream topic delete {topic.topic} --table drop`, then "
+        f"{delete(topic.topic)}, then "
         f"`icestream topic undelete {topic.topic} --id {topic.id}`"
         for topic in replaced
         if topic.topic in replaced_names and (until is None or topic.id in until)

@@ -36,13 +36,15 @@ from icestream.catalogs import topic_table_name
 from icestream.catalogs.highest_offset import highest_offset
 from icestream.catalogs.mirror import ForeignTableRecord, decode_foreign_table
 from icestream.catalogs.table_catalog import CommitRefused, CommitUnknown, TableCatalog, TableChange
+from icestream.iceberg import metadata_file as metadata_files
 from icestream.iceberg import table_metadata as tables
-from icestream.iceberg.identifier import Identifier, join_levels
+from icestream.iceberg.identifier import Identifier, Namespace, join_levels
+from icestream.iceberg.location import normalize
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
-from icestream.lake.operations import ReadLog, TableOwner
+from icestream.lake.operations import ReadLog, TableOwner, TopicTableState
 from icestream.metadata import command as cmd
 from icestream.metadata.entry import Entry
 from icestream.metadata.store import MetadataStore
@@ -89,11 +91,46 @@ class ForeignOperations:
 
     # --- a table that is there ---
 
-    async def register(self, table: Identifier, metadata_file: str) -> None:
-        raise errors.InvalidInput(
-            f"{table} cannot be registered from a metadata file: its catalog is not ours",
-            hint="register it there, then adopt it without a metadata file",
-        )
+    async def topic_table(self, topic_id: int) -> TopicTableState:
+        key = foreign_table_key(topic_id)
+        entry = await self._store.get(key)
+        if entry is None:
+            return TopicTableState(None, None, {})
+        mirror = decode_foreign_table(key, entry)
+        table = _identifier(mirror)
+        if mirror.is_detached:
+            return TopicTableState(None, table, mirror.committed)
+        return TopicTableState(table, None, mirror.committed)
+
+    async def register(self, table: Identifier, metadata_file: str, topic_id: int) -> None:
+        """As of any catalog. The table of a topic that a restore replaced gives up its name: it becomes
+        NAME__replaced_ID, with the id of the topic that has the name now (ADR 106)."""
+        location = normalize(metadata_file)
+        document = tables.decode(metadata_files.decompress(location, await self._manifests.table_files.read(location)))
+        await self._create_namespaces(table.namespace)
+        if await self._is_registered(table, location, document):
+            return
+        taken = (await self._load(table)).uuid
+        key = foreign_table_key(topic_id)
+        entry = await self._store.get(key)
+        mirror = None if entry is None else decode_foreign_table(key, entry)
+        if mirror is None or not mirror.is_detached or not _is_same_uuid(mirror.replaced_uuid, taken):
+            raise errors.AlreadyExists(
+                f"another table has the name {table}, with the UUID {taken}",
+                hint="give it another name, or drop it, with the tools of its catalog, then try again",
+            )
+        # The name leads to nothing until the other one is registered: no catalog exchanges two tables.
+        await self._catalog.rename(table, Identifier(table.namespace, f"{table.name}__replaced_{topic_id}"))
+        if not await self._is_registered(table, location, document):
+            raise errors.CommitConflict(f"another client created {table} meanwhile", hint="try again")
+
+    async def _is_registered(self, table: Identifier, location: str, document: TableMetadata) -> bool:
+        """Registers a table unless its name is taken. Returns whether it is there."""
+        try:
+            await self._catalog.register(table, location)
+        except errors.AlreadyExists:
+            return _is_same_uuid((await self._load(table)).uuid, document.uuid)
+        return True
 
     async def bind(
         self, table: Identifier, read_log: ReadLog, consents: Collection[Consent], is_dry: bool
@@ -205,11 +242,7 @@ class ForeignOperations:
         return table, rebound.preview
 
     async def _create_table(self, table: Identifier) -> str | None:
-        for depth in range(1, len(table.namespace) + 1):
-            try:
-                await self._catalog.create_namespace(table.namespace[:depth], {})
-            except errors.AlreadyExists:
-                continue
+        await self._create_namespaces(table.namespace)
         request = {"schema": topic_schema.new_schema(), "properties": {"format-version": "2"}}
         try:
             return (await self._catalog.create(table, request)).uuid
@@ -218,6 +251,13 @@ class ForeignOperations:
                 f"there is a table {table} already",
                 hint="--table gives another name; `icestream lake bind` takes a table without rows, `adopt` one with",
             ) from None
+
+    async def _create_namespaces(self, namespace: Namespace) -> None:
+        for depth in range(1, len(namespace) + 1):
+            try:
+                await self._catalog.create_namespace(namespace[:depth], {})
+            except errors.AlreadyExists:
+                continue
 
     # --- what is there ---
 
@@ -330,6 +370,10 @@ class ForeignOperations:
 def _effective_consents(consents: Collection[Consent], is_dry: bool) -> Collection[Consent]:
     """The consents that apply: a dry run shows every effect, so it needs none of them."""
     return _ALL if is_dry else consents
+
+
+def _is_same_uuid(one: str | None, other: str | None) -> bool:
+    return (one or "").lower() == (other or "").lower() != ""
 
 
 def _identifier(mirror: ForeignTableRecord) -> Identifier:

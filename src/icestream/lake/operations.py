@@ -26,14 +26,24 @@ class TableOwner(NamedTuple):
     topic_id: int
 
 
+class TopicTableState(NamedTuple):
+    """The table of a topic, or the one that it was detached from; neither, if it never had one."""
+
+    table: Identifier | None
+    detached: Identifier | None
+    committed: Mapping[int, int]  # by shard, in the one or the other
+
+
 class TopicTableOperations(Protocol):
     """`read_log` reads the state of the topic in the broker's log. A dry run returns a preview and changes nothing."""
+
+    async def topic_table(self, topic_id: int) -> TopicTableState: ...
 
     async def owner(self, table: Identifier) -> TableOwner | None:
         """The topic of a table. Raises UnknownTable."""
 
-    async def register(self, table: Identifier, metadata_file: str) -> None:
-        """Registers a dropped table again from its metadata file, unless it is there. Raises AlreadyExists if another
+    async def register(self, table: Identifier, metadata_file: str, topic_id: int) -> None:
+        """Registers a table from its metadata file, for a topic, unless it is there. Raises AlreadyExists if another
         table has its name, InvalidInput if this catalog does not register tables."""
 
     async def bind(
@@ -78,7 +88,17 @@ class EmbeddedOperations:
             binding = (await self._catalog.commits.load(table)).record.binding
         return None if binding is None else TableOwner(binding.topic, binding.topic_id)
 
-    async def register(self, table: Identifier, metadata_file: str) -> None:
+    async def topic_table(self, topic_id: int) -> TopicTableState:
+        topics = self._catalog.topics
+        table, detached = await topics.table_of(topic_id), await topics.find_detached(topic_id)
+        former = None if detached is None else identifier(check_namespace(detached.namespace), detached.name)
+        committed: Mapping[int, int] = detached.committed if detached is not None else {}
+        if table is not None:
+            binding = (await self._catalog.commits.load(table)).record.binding
+            committed = binding.committed() if binding is not None else {}
+        return TopicTableState(table, former, committed)
+
+    async def register(self, table: Identifier, metadata_file: str, topic_id: int) -> None:
         dropped = await self._catalog.tables.read_file(metadata_file)
         await self._create_namespaces(Identifier(table.namespace, table.name))
         try:

@@ -122,8 +122,18 @@ async def restorable_topics(stored: StoredBackups, root: BackupRoot) -> list[Top
 class TableWriter(Protocol):
     """Where restored tables lie, and the writing of their files."""
 
-    def place(self, topic: TopicName) -> tuple[Identifier, str]:
-        """Returns the name of the table of a topic, and the folder that its location is in."""
+    @property
+    def is_foreign(self) -> bool:
+        """True if the tables are in another catalog than ours."""
+
+    async def place(
+        self, topic: TopicName, uuid: str, *, is_in_place: bool = False, is_free: bool = True
+    ) -> tuple[Identifier, str]:
+        """Returns the name of the table of a topic, and the folder that its location is in.
+
+        `is_free`: the name must be, or lead to the table with this UUID. Raises AlreadyExists, InvalidInput for a
+        catalog that cannot take such a table, `is_in_place`: or cannot rename the one whose place it takes.
+        """
 
     def new_document(self, policies: PolicyValues, location: str, uuid: str, now_ms: int) -> TableMetadata:
         """Returns a table without rows for a topic that had none in the backup."""
@@ -267,7 +277,10 @@ class RestoreRun:
         )
         topic_id = int(allocated["id"])
         uuid = uuid5(_NAMESPACE, f"{root.id} {name} {topic_id}")
-        identifier, folder = self._writer.place(name)
+        is_created, is_replacing = bool(allocated["is_created"]), bool(allocated["live_ends"])
+        identifier, folder = await self._writer.place(
+            name, str(uuid), is_in_place=is_in_place, is_free=not (is_created or is_replacing)
+        )
         live_ends = dict(enumerate(allocated["live_ends"]))
         resume_at = {
             shard.shard: _resume_at(shard, live_ends.get(shard.shard, 0), is_renamed=name != source)
@@ -275,7 +288,7 @@ class RestoreRun:
         }
         subscriptions = self._subscriptions(state, source, record) if self._plan.has_subscriptions else []
         copied, metadata_file = _RestoredFiles(), str(allocated["metadata_file"])
-        if not allocated["is_created"]:
+        if not is_created:
             location = f"{folder}/{identifier.name}-{uuid}"
             table = await self._empty_table(cut, location, str(uuid), record.policies.over(namespace.policies))
             if cut.table is not None:
@@ -283,7 +296,8 @@ class RestoreRun:
             self._on_effect(RestoreEffect.TAILS)
             for shard in cut.shards:
                 await self._write_tails(cut, name, shard, table, copied)
-            if copied.manifests or copied.written:
+            # In another catalog the replaced table has the name until a restored one takes it, also an empty one.
+            if copied.manifests or copied.written or (is_replacing and self._writer.is_foreign):
                 metadata_file = await self._write_metadata(cut, topic_id, table, copied, uuid)
             if self._plan.has_subscriptions:
                 self._on_effect(RestoreEffect.PRODUCERS)

@@ -1,9 +1,13 @@
-"""Where restored tables lie, and the writing of their files, by the code of the pipeline (restore_run.py)."""
+"""Where restored tables lie, and the writing of their files, by the code of the pipeline (restore_run.py).
+
+embedded, glue, sql   in the warehouse, where the catalog places tables too
+rest                  at the `location` of the namespace, if the server says one, else in the warehouse
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,9 +15,10 @@ import msgspec
 from icestream import errors
 from icestream.catalog.topic_rules import topic_schema
 from icestream.catalogs.object_files import open_files
+from icestream.catalogs.table_catalog import TableCatalog
 from icestream.catalogs.topic_table_name import table_for_topic
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.iceberg.location import namespace_location, normalize
 from icestream.iceberg.table_commit import new_table_metadata
 from icestream.iceberg.table_metadata import TableMetadata
@@ -36,22 +41,63 @@ from icestream.wal.record_scan import scan_records
 class RestoredTables:
     """The `TableWriter` of a restore into the warehouse of these settings."""
 
-    def __init__(self, settings: Settings, files: TableFiles | None = None) -> None:
-        """Raises ConfigurationError for tables in another catalog than ours: it places its tables itself."""
-        if not settings.catalog_embedded:
-            raise errors.ConfigurationError(
-                "tables are restored into the embedded catalog only",
-                hint="restore into a broker with the embedded catalog, or register the view of the backup elsewhere",
-            )
-        self._warehouse = normalize(str(settings.storage.iceberg_config.warehouse))
+    def __init__(
+        self, settings: Settings, files: TableFiles | None = None, foreign: TableCatalog | None = None
+    ) -> None:
+        """`foreign`: the catalog of the tables, if it is another than ours. It registers them in the end."""
+        self._warehouse = str(settings.storage.iceberg_config.warehouse)
         self._fixed = fixed_namespace(settings)
+        self._foreign = foreign
+        self._asks_for_places = settings.catalog.type == "rest"
         store = store_options(settings)
         self._storage: dict[str, Any] = {} if store.kind == "local" else dataclasses.asdict(store)
         self._files = files or open_files(store)
 
-    def place(self, topic: TopicName) -> tuple[Identifier, str]:
+    @property
+    def is_foreign(self) -> bool:
+        return self._foreign is not None
+
+    async def place(
+        self, topic: TopicName, uuid: str, *, is_in_place: bool = False, is_free: bool = True
+    ) -> tuple[Identifier, str]:
         identifier = table_for_topic(topic, self._fixed)
-        return identifier, namespace_location(self._warehouse, identifier.namespace)
+        properties: Mapping[str, str] = {}
+        if self._foreign is not None:
+            # Before anything is copied: what the catalog cannot do would be known at the end only.
+            await self._foreign.check_registers(is_renaming=is_in_place)
+            properties = await self._namespace(self._foreign, identifier.namespace)
+            if is_free:
+                await self._check_free(self._foreign, identifier, uuid)
+        location = properties.get("location") if self._asks_for_places else None
+        folder = location or namespace_location(self._warehouse, identifier.namespace)
+        try:
+            return identifier, normalize(folder)
+        except errors.InvalidInput:
+            raise errors.ConfigurationError(
+                f"the place of table {identifier} is not known: {folder!r} is not a location",
+                hint="set storage.iceberg_config.warehouse to a location, or the property `location` of the namespace",
+            ) from None
+
+    async def _namespace(self, catalog: TableCatalog, namespace: Namespace) -> Mapping[str, str]:
+        """The properties of a namespace, which is made if it is missing."""
+        for depth in range(1, len(namespace) + 1):
+            try:
+                await catalog.create_namespace(namespace[:depth], {})
+            except errors.AlreadyExists:
+                continue
+        return await catalog.load_namespace(namespace)
+
+    async def _check_free(self, catalog: TableCatalog, identifier: Identifier, uuid: str) -> None:
+        """Raises AlreadyExists if another table than the restored one has the name."""
+        try:
+            loaded = await catalog.load(identifier)
+        except errors.UnknownTable:
+            return
+        if loaded.uuid != uuid:
+            raise errors.AlreadyExists(
+                f"the catalog has a table {identifier} already, with the UUID {loaded.uuid}",
+                hint="rename or drop it with the tools of that catalog, or restore under another name with --as",
+            )
 
     def new_document(self, policies: PolicyValues, location: str, uuid: str, now_ms: int) -> TableMetadata:
         layout = table_policy.new_layout(policies.table_layout)

@@ -1,13 +1,12 @@
 """/api/v1/lake: the tables of topics, and operations on them (docs/lake.md).
 
-Operations work for every catalog; the other routes need the embedded one. Rights (ADR 57): a table that is bound to a
-topic is the topic's resource; an operation that binds a table to a topic needs the right to alter the topic and the
-right to write the table, before anything is read (hazard 110).
+Operations, and the table of a topic, work for every catalog; the other routes need the embedded one. Rights (ADR 57): a
+table that is bound to a topic is the topic's resource; an operation that binds a table to a topic needs the right to
+alter the topic and the right to write the table, before anything is read (hazard 110).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -154,20 +153,18 @@ async def list_files(
 
 
 @router.get("/topics", response_model=model_of(api.TopicTableView), summary="Show the table of a topic")
-async def table_of_topic(catalog: CatalogDep, broker: BrokerDep, topic: str, rights: RightsDep) -> api.TopicTableView:
+async def table_of_topic(
+    operations: OperationsDep, broker: BrokerDep, topic: str, rights: RightsDep
+) -> api.TopicTableView:
     await rights.require_topic(topic, Action.DESCRIBE)
     log = await read_topic_log(broker, topic)
-    table, detached = await catalog.topics.table_of(log.topic_id), await catalog.topics.find_detached(log.topic_id)
-    committed: Mapping[int, int] = detached.committed if detached else {}
-    if table is not None:
-        binding = (await catalog.commits.load(table)).record.binding
-        committed = binding.committed() if binding else {}
+    state = await operations.topic_table(log.topic_id)
     return api.TopicTableView(
         topic=log.topic,
         topic_id=log.topic_id,
-        table=_table_name(table) if table else None,
-        parted=api.TableName(namespace=[*detached.namespace], table=detached.name) if detached else None,
-        committed={str(shard): end for shard, end in committed.items()},
+        table=_table_name(state.table) if state.table else None,
+        parted=_table_name(state.detached) if state.detached else None,
+        committed={str(shard): end for shard, end in state.committed.items()},
     )
 
 
@@ -228,7 +225,8 @@ async def adopt(
     table, consents = _identifier(request), _consents(request)
     if request.metadata_file is not None:
         await rights.require_cluster(Action.ADMIN)  # as registering a file of another table does
-        await operations.register(table, request.metadata_file)
+        topic = await read_topic_log(broker, request.topic)
+        await operations.register(table, request.metadata_file, topic.topic_id)
     await rights.require_binding(table, request.topic)
     positions = (
         None if request.positions is None else {_parse_shard(shard): end for shard, end in request.positions.items()}
