@@ -724,6 +724,17 @@ SNAPSHOT_BLOCKS_MAX: Final = 48
 # How far time travel reaches back by tags: two days by the hour, a month by the day.
 HOURLY_TAGS_MS_DEFAULT: Final = 48 * 3_600_000
 DAILY_TAGS_MS_DEFAULT: Final = 30 * 24 * 3_600_000
+# What tags of the pipeline may keep of one table; the oldest go first. A terabyte that is compacted once a day is named
+# by them many times, and counted once.
+TAG_BYTES_DEFAULT: Final = 256 * GIB
+# A table is looked at for expiry so often; after its change was overtaken by another commit again so soon. The first
+# look comes after a start of the pipeline is over.
+EXPIRY_LOOK_MS: Final = 3_600_000
+EXPIRY_RETRY_MS: Final = 300_000
+EXPIRY_FIRST_MS: Final = 600_000
+# Tables that one look takes, and records of one page of the list of tables.
+EXPIRY_TABLES_AT_ONCE: Final = 16
+EXPIRY_PAGE: Final = 1_000
 # Ten years.
 TAGS_MS_MAX: Final = 3_650 * 24 * 3_600_000
 # The lease of the driver, renewed at a third of it: a driver that dies elsewhere is followed after so long.

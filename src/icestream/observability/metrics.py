@@ -341,6 +341,14 @@ ARCHIVE_GAPS = Counter("icestream_archive_gaps_total", "Gaps of the archive: rec
 ARCHIVE_RELEASES = Counter(
     "icestream_archive_releases_total", "How often the log was no longer held for the archive: at a bound."
 )
+EXPIRED_SNAPSHOTS = Counter(
+    "icestream_pipeline_expired_snapshots_total", "Snapshots that expired without a commit of messages: of idle tables."
+)
+EXPIRED_TAGS = Counter(
+    "icestream_pipeline_expired_tags_total",
+    "Tags of the pipeline that went without a commit of messages: for their age, or because tags keep too many bytes.",
+    ["reason"],
+)
 RETENTION_ROWS = Counter("icestream_retention_removed_messages_total", "Messages that a retention removed from tables.")
 ERASED_MESSAGES = Counter("icestream_erased_messages_total", "Messages that erasures removed from tables.")
 RETENTION_BYTES = Counter("icestream_retention_removed_bytes_total", "Bytes of data files that a retention removed.")

@@ -69,7 +69,7 @@ def table_health(
         reasons.append(f"{len(snapshots)} snapshots: each commit writes them all")
     if tag_bytes > live_bytes:
         points -= 10
-        reasons.append(f"tags keep {size_text(tag_bytes)}: pipeline.hourly_tags_kept_ms and daily_tags_kept_ms")
+        reasons.append(f"tags keep {size_text(tag_bytes)}: see pipeline.tag_bytes_max and daily_tags_kept_ms")
     if is_cut:
         reasons.append(f"only the first {limits.HEALTH_FILES_MAX} files were looked at")
     oldest_ms = min((int(snapshot["timestamp-ms"]) for snapshot in snapshots), default=None)

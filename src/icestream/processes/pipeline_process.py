@@ -57,6 +57,9 @@ from icestream.pipeline.driver.requested_care import RequestedCareJob
 from icestream.pipeline.driver.rewrite_commit import RewriteCommit
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
 from icestream.pipeline.erasure.erasure_job import ErasureJob, ErasureOptions, FileSearcher, watch_erasures
+from icestream.pipeline.expiry.expiry_job import ExpiryJob
+from icestream.pipeline.expiry.table_expiry import TableExpiry
+from icestream.pipeline.expiry.topic_table_list import TopicTableList
 from icestream.pipeline.file_cleanup.cleaner import FileCleaner
 from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
 from icestream.pipeline.file_cleanup.folder_survey import FolderSurvey
@@ -205,7 +208,20 @@ async def _open_driver(
     )
     sequence = CommitSequence(lease, ledger, committer, effects, clock, report)
     commits = RewriteCommit(lease, committer, sequence, jobs)
-    # In the order of their right to a turn (hazard 99): what frees space comes before what makes tables faster.
+    expiry = TableExpiry(catalog, manifest_reader, clock, tag_retention, settings.pipeline.tag_bytes_max)
+    expiry_job = ExpiryJob(
+        expiry,
+        TopicTableList(store, is_embedded=own_catalog is not None),
+        lease,
+        tables,
+        catalog,
+        jobs,
+        effects,
+        clock,
+        lists_tables=not lease_name,
+    )
+    closing.push_async_callback(expiry_job.close)
+    jobs.add(expiry_job)
     delay_ms = settings.pipeline.clean_up_delay_ms
     cleaner: FileCleaner | None = None
     # Not for another catalog: only its owner knows which other readers need its files.
@@ -229,14 +245,12 @@ async def _open_driver(
     requested = RequestedCareJob(
         lease,
         tables,
-        catalog,
         FolderSurvey(store, catalog, manifest_reader, clock, delay_ms),
-        tag_retention,
+        expiry,
         retention,
         None if cleaner is None else cleaner.clean_now,
         compaction.request,
         jobs,
-        clock,
         report,
         opens_tables=not lease_name,
     )

@@ -84,6 +84,11 @@ class PipelineSection(Section):
         default=limits.DAILY_TAGS_MS_DEFAULT,
         description="The same for the last snapshot of each day. A tag keeps every file that its snapshot had.",
     )
+    tag_bytes_max: Annotated[int, units.size(0)] = Field(
+        default=limits.TAG_BYTES_DEFAULT,
+        description="Bytes that these tags may keep of one table beyond what it has now; the oldest go first, once "
+        "in an hour. Tags of users, and those of backups, stay whatever they keep. 0: no bound.",
+    )
     clean_up: StrictBool = Field(
         default=True,
         description="Files of tables that no snapshot names any more are removed: of snapshots that expired, and of "

@@ -26,6 +26,7 @@ from icestream.pipeline.driver.maintenance_request import (
     RequestedTable,
 )
 from icestream.pipeline.driver.requested_care import RequestedCareJob
+from icestream.pipeline.expiry.table_expiry import TableExpiry
 from icestream.pipeline.file_cleanup.folder_survey import FolderSurvey
 from icestream.pipeline.retention.table_retention_job import TableRetentionJob
 from tests.support.engine_append import appended_file
@@ -70,14 +71,12 @@ class Operator:
         self._job = RequestedCareJob(
             harness.lease,
             harness.topics,
-            world.catalog,
             survey,
-            TagRetention(0, 0),
+            TableExpiry(world.catalog, world.avro, world.clock, TagRetention(0, 0)),
             retention[0] if retention else None,
             None if cleaner is None else cleaner.clean_now,
             lambda request, progress: self.handed_over.append(request),
             harness.jobs,
-            harness.clock,
             harness.report,
         )
         harness.jobs.add(self._job)

@@ -51,8 +51,11 @@ class TagRetention(NamedTuple):
         return TagRetention(min(self.hourly_tags_ms, history_ms), min(self.daily_tags_ms, history_ms))
 
 
-def expired(table: TableMetadata, now_ms: int, removed_tags: Collection[str] = ()) -> list[int]:
-    """Returns the ids of the snapshots that expire when another one is added to main now, the oldest first."""
+def expired(
+    table: TableMetadata, now_ms: int, removed_tags: Collection[str] = (), *, adds_snapshot: bool = True
+) -> list[int]:
+    """Returns the ids of the snapshots that expire now, the oldest first, when another one is added to main or, without
+    `adds_snapshot`, none."""
     age_ms = max(limits.SNAPSHOT_AGE_MS, _number(table, MAX_AGE))
     min_kept = max(1, _number(table, MIN_KEPT))
     referenced_ids = {
@@ -66,9 +69,9 @@ def expired(table: TableMetadata, now_ms: int, removed_tags: Collection[str] = (
         for snapshot in table.snapshots
         if snapshot["snapshot-id"] in untagged_ids
     ]
-    candidates = [*untagged, *reversed(history[min_kept - 1 :])]
+    candidates = [*untagged, *reversed(history[min_kept - adds_snapshot :])]
     expired_ids = [aged.snapshot_id for aged in candidates if aged.since_ms < now_ms - age_ms]
-    surplus = len(table.snapshots) + 1 - limits.SNAPSHOTS_MAX
+    surplus = len(table.snapshots) + adds_snapshot - limits.SNAPSHOTS_MAX
     # Too many snapshots make every metadata file, and so every commit, larger: younger ones expire, too, down to the
     # age at which a query may still read them.
     if surplus > len(expired_ids) and not _number(table, MAX_AGE):

@@ -37,7 +37,7 @@ class Effect(StrEnum):
     CLEAN_UP = "clean_up"  # removes a few files that no table needs any more
     NOTE_TIMES = "note_times"  # retention: which offsets were committed when
     REWRITE = "rewrite"  # compaction: Spark writes files, synced
-    COMMIT_CARE = "commit_care"  # compaction and retention: around the effects of the commit of a table
+    COMMIT_CARE = "commit_care"  # compaction, retention and expiry: around the effects of the commit of a table
     SEARCH = "search"  # erasure, Spark: files are searched, or written again without the erased rows
     NOTE_OFFSETS = "note_offsets"  # erasure: the side file of erased offsets
     DROP_HISTORY = "drop_history"  # erasure: snapshots and tags that have the messages

@@ -23,7 +23,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from icestream.model.backlog_messages import Backlog
 from icestream.observability.spans import span
@@ -102,6 +102,10 @@ class Job(ABC, Generic[PlanT, ResultT]):
         """A commit to this table was refused, repeated or has no known outcome: its files may be in no table."""
 
 
+# The jobs by their right to a turn (hazard 99): messages first, then what frees space, then what makes tables faster.
+ORDER: Final = ("ingest", "erasure", "expiry", "file_cleanup", "retention", "compaction", "requested_care")
+
+
 class JobRegistry:
     """The jobs of a driver, in the order in which they run, and the way by which they hear of each other's commits."""
 
@@ -116,7 +120,7 @@ class JobRegistry:
         self._jobs.pop(name, None)
 
     def __iter__(self) -> Iterator[Job[Any, Any]]:
-        return iter(list(self._jobs.values()))
+        return iter(sorted(self._jobs.values(), key=_rank))
 
     @property
     def is_busy(self) -> bool:
@@ -135,6 +139,10 @@ class JobRegistry:
         for job in self:
             with self.guard.protect(job.name, table.topic_id, table.topic):
                 job.on_files_left_behind(table)
+
+
+def _rank(job: Job[Any, Any]) -> int:
+    return ORDER.index(job.name) if job.name in ORDER else len(ORDER)
 
 
 async def execute(job: Job[PlanT, ResultT], turn: Turn, plan: PlanT) -> None:

@@ -16,12 +16,10 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 from icestream import errors, limits
-from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
-from icestream.iceberg.values import Object
+from icestream.catalogs.table_catalog import CommitDone
 from icestream.model.backlog_messages import RetainedTopic
 from icestream.observability.log import get_logger
 from icestream.observability.words import counted
-from icestream.pipeline.commit.snapshot_expiry import TagRetention, expired, tag_updates
 from icestream.pipeline.driver.driver_report import DriverReport
 from icestream.pipeline.driver.job import Job, JobRegistry, Turn
 from icestream.pipeline.driver.lease import DriverLease
@@ -35,9 +33,9 @@ from icestream.pipeline.driver.maintenance_request import (
     PlannedGroup,
 )
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
+from icestream.pipeline.expiry.table_expiry import TableExpiry
 from icestream.pipeline.file_cleanup.folder_survey import FolderSurvey
 from icestream.pipeline.tables.topic_table import TopicTable
-from icestream.runtime.clock import Clock
 
 _log = get_logger("pipeline.maintenance")
 
@@ -59,14 +57,12 @@ class RequestedCareJob(Job[MaintenanceRequest, None]):
         self,
         lease: DriverLease,
         tables: TopicTableSet,
-        catalog: TableCatalog,
         survey: FolderSurvey,
-        tags: TagRetention,
+        expiry: TableExpiry,
         retention: RetentionPreview,
         clean_now: Callable[[TopicTable], None] | None,
         compact: Callable[[MaintenanceRequest, MaintenanceProgress], None],
         jobs: JobRegistry,
-        clock: Clock,
         report: DriverReport,
         *,
         opens_tables: bool = True,
@@ -75,14 +71,12 @@ class RequestedCareJob(Job[MaintenanceRequest, None]):
         `opens_tables`: False in a cluster, where a table belongs to the driver of one node."""
         self._lease = lease
         self._tables = tables
-        self._catalog = catalog
         self._survey = survey
-        self._tags = tags
+        self._expiry = expiry
         self._retention = retention
         self._clean_now = clean_now
         self._compact = compact
         self._jobs = jobs
-        self._clock = clock
         self._report = report
         self._opens_tables = opens_tables
         self._request: MaintenanceRequest | None = None
@@ -171,24 +165,13 @@ class RequestedCareJob(Job[MaintenanceRequest, None]):
 
     async def _expire(self, table: TopicTable, *, is_dry_run: bool) -> PlannedGroup | None:
         """Expires snapshots as the next commit of ingest would."""
-        now_ms = self._clock.wall_us() // 1000
-        tags = self._tags.bounded(table.history_ms)
-        removed = [
-            update for update in tag_updates(table.table, tags, now_ms) if update["action"] == "remove-snapshot-ref"
-        ]
-        snapshot_ids = expired(table.table, now_ms, [update["ref-name"] for update in removed])
-        if not snapshot_ids and not removed:
+        plan = await self._expiry.plan(table.table, table.history_ms)
+        if plan.is_empty:
             return None
-        detail = f"{counted(len(snapshot_ids), 'snapshot')}, {counted(len(removed), 'tag')}"
+        tags = len(plan.old_tags) + len(plan.surplus_tags)
+        detail = f"{counted(len(plan.snapshot_ids), 'snapshot')}, {counted(tags, 'tag')}"
         if not is_dry_run:
-            requirements: list[Object] = [
-                {"type": "assert-table-uuid", "uuid": table.table.uuid},
-                {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": table.table.current_snapshot_id},
-            ]
-            updates: list[Object] = [*removed]
-            if snapshot_ids:
-                updates.append({"action": "remove-snapshots", "snapshot-ids": snapshot_ids})
-            outcome = await self._catalog.commit(table.identifier, TableChange(requirements, updates))
+            outcome = await self._expiry.commit(table.identifier, table.table, plan)
             table.is_stale = True
             if not isinstance(outcome, CommitDone):
                 detail = f"not expired: {outcome.reason}"

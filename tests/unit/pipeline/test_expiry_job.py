@@ -1,0 +1,187 @@
+"""Expiry by itself: idle tables, and the bound on the bytes of tags; in our own catalog and another one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from icestream.catalogs.table_catalog import CommitDone, TableChange
+from icestream.iceberg import table_metadata as tables
+from icestream.pipeline.commit.snapshot_expiry import DAY_TAG, TagRetention
+from icestream.pipeline.driver.job import ORDER, JobRegistry
+from icestream.pipeline.driver.job_guard import JobGuard
+from icestream.pipeline.expiry.expiry_job import ExpiryJob
+from icestream.pipeline.expiry.table_expiry import TableExpiry
+from icestream.pipeline.expiry.topic_table_list import TopicTableList
+from tests.support.fault_world import FaultWorld, name_of
+from tests.support.foreign_engine import ForeignEngine
+from tests.support.interruptible_driver import InterruptibleDriver
+
+pytestmark = pytest.mark.asyncio
+DAY_S = 86_400
+
+
+@pytest_asyncio.fixture(params=["own", "foreign"])
+async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FaultWorld]:
+    world = await FaultWorld.open(tmp_path, is_foreign=request.param == "foreign")
+    yield world
+    await world.close()
+
+
+def add_expiry(
+    world: FaultWorld, life: InterruptibleDriver, tags: TagRetention | None = None, bytes_max: int = 0
+) -> ExpiryJob:
+    parts: Any = life.watched
+    expiry = TableExpiry(parts.catalog, world.avro, world.clock, tags or TagRetention(0, 0), bytes_max)
+    table_list = TopicTableList(world.store, is_embedded=not world.is_foreign)
+    job = ExpiryJob(expiry, table_list, life.lease, life.topics, parts.catalog, life.jobs, life.effects, world.clock)
+    life.jobs.add(job)
+    return job
+
+
+async def look(world: FaultWorld, life: InterruptibleDriver, job: ExpiryJob, seconds: int = 3_700) -> None:
+    """Passes time, and has the driver take its turns until nothing is under way."""
+    await life.lease.release()
+    world.clock.advance(seconds)
+    for _ in range(3):  # the list of tables, those that are due, their commits
+        await life.driver.turn()
+        while job.is_busy:
+            if job._look is not None:
+                await job._look
+            await life.driver.turn()
+
+
+async def snapshots(world: FaultWorld, topic_id: int) -> list[dict[str, Any]]:
+    metadata = (await world.catalog.load(name_of(topic_id))).metadata
+    return [dict(snapshot) for snapshot in metadata["snapshots"]]
+
+
+async def tags(world: FaultWorld, topic_id: int) -> list[str]:
+    metadata = (await world.catalog.load(name_of(topic_id))).metadata
+    return sorted(name for name in metadata["refs"] if name != "main")
+
+
+async def ingest(world: FaultWorld, life: InterruptibleDriver, rounds: int = 3) -> None:
+    for _ in range(rounds):
+        await world.publish_some()
+        await world.drain(life)
+
+
+async def test_snapshots_of_an_idle_table_expire_by_themselves(world: FaultWorld) -> None:
+    """Also of a table that the driver has not written: it is another one by then."""
+    first = world.driver()
+    await ingest(world, first)
+    await first.lease.release()
+    await first.end()
+    life = world.driver()
+    job = add_expiry(world, life)
+    assert [len(await snapshots(world, topic_id)) for topic_id in (1, 2)] == [3, 3]
+    await look(world, life, job)
+    assert [len(await snapshots(world, topic_id)) for topic_id in (1, 2)] == [1, 1]
+    if life.cleaner is not None:  # its files go, too
+        await world.clean(life)
+        await life.lease.release()
+        world.clock.advance(3_700)
+        await world.clean(life)
+        assert await world.present(1) == await world.needed(1)
+    await ingest(world, life, 1)
+    await world.check()
+
+
+async def test_a_table_with_nothing_to_expire_gets_no_commit(world: FaultWorld) -> None:
+    life = world.driver()
+    await ingest(world, life, 1)
+    job = add_expiry(world, life)
+    await look(world, life, job)
+    before = (await world.catalog.load(name_of(1))).metadata_location
+    await look(world, life, job)
+    assert (await world.catalog.load(name_of(1))).metadata_location == before
+
+
+async def test_expiry_that_is_overtaken_changes_nothing_and_is_tried_again(world: FaultWorld) -> None:
+    life = world.driver()
+    await ingest(world, life)
+    job = add_expiry(world, life)
+    await life.lease.release()
+    world.clock.advance(3_700)
+    await life.driver.turn()
+    assert job._look is not None
+    await job._look
+    await life.driver.turn()
+    await life.driver.turn()
+    assert job._look is not None
+    await job._look
+    await world.publish_some()  # committed in the same turn as the expiry, and before it
+    await world.drain(life)
+    assert len(await snapshots(world, 1)) >= 1
+    await look(world, life, job)
+    assert len(await snapshots(world, 1)) == 1
+    await world.check()
+
+
+async def test_the_last_snapshot_with_offsets_stays_behind_one_of_another_engine(world: FaultWorld) -> None:
+    """Hazard 95: without it nobody knows where ingest goes on."""
+    life = world.driver()
+    await ingest(world, life)
+    await ForeignEngine(world.catalog, world, "compaction", 1).meddle()
+    job = add_expiry(world, life)
+    await look(world, life, job)
+    left = await snapshots(world, 1)
+    assert len(left) == 2
+    assert "icestream.topic-id" in left[0]["summary"]
+    await ingest(world, life, 1)
+    await world.check()
+
+
+async def test_tags_beyond_their_bytes_go_the_oldest_first(world: FaultWorld) -> None:
+    """Those of users and backups stay."""
+    world.history = TagRetention(0, 30 * DAY_S * 1000)
+    life = world.driver()
+    for day in range(6):
+        await ingest(world, life, 1)
+        if day == 1:
+            await set_tag(world, "mine")
+        world.clock.advance(DAY_S)
+    await ingest(world, life, 1)
+    day_tags = [name for name in await tags(world, 1) if name.startswith(DAY_TAG)]
+    assert len(day_tags) == 6
+    await ForeignEngine(world.catalog, world, "compaction", 1).meddle()  # what tags keep is in no current file any more
+    for bytes_max, left in ((10**12, 6), (await kept_bytes(world) - 1, 1)):
+        # The newest tag names what all older ones do: without it they would keep as much. One is at the snapshot that
+        # the user's tag keeps.
+        job = add_expiry(world, life, world.history, bytes_max)
+        await look(world, life, job)
+        assert len([name for name in await tags(world, 1) if name.startswith(DAY_TAG)]) == left
+    assert "mine" in await tags(world, 1)
+    await world.check()
+
+
+async def kept_bytes(world: FaultWorld) -> int:
+    table = tables.load((await world.catalog.load(name_of(1))).metadata)
+    expiry = TableExpiry(world.catalog, world.avro, world.clock, world.history, 10**12)
+    return (await expiry.tag_bytes(table, [])).kept_bytes
+
+
+async def set_tag(world: FaultWorld, name: str) -> None:
+    metadata = (await world.catalog.load(name_of(1))).metadata
+    update = {
+        "action": "set-snapshot-ref",
+        "ref-name": name,
+        "type": "tag",
+        "snapshot-id": metadata["current-snapshot-id"],
+    }
+    assert isinstance(await world.catalog.commit(name_of(1), TableChange([], [update])), CommitDone)
+
+
+@pytest.mark.parametrize("names", [("requested_care", "compaction", "ingest", "retention"), tuple(reversed(ORDER))])
+async def test_jobs_run_in_the_order_of_their_right_to_a_turn(names: Sequence[str], world: FaultWorld) -> None:
+    """Hazard 99: erasure, expiry, clean-up, retention, compaction; messages before all of them."""
+    registry = JobRegistry(JobGuard(world.clock))
+    for name in names:
+        registry.add(type(name, (), {"name": name})())  # type: ignore[arg-type]
+    assert [job.name for job in registry] == [name for name in ORDER if name in names]
+    assert ORDER[0] == "ingest"
