@@ -1597,6 +1597,8 @@ ERASURE_TASK_BYTES: Final = 1024 * MIB
 # Files in one Spark job, and in one commit: between two of them a round of ingest finds a free core, and progress is
 # reported.
 ERASURE_STEP_FILES: Final = 16
+# Snapshots in one commit that rewrites history: the catalog reads what changes in each.
+ERASURE_STEP_SNAPSHOTS: Final = 64
 # How often the table may change under an erasure before it gives up.
 ERASURE_ATTEMPTS_MAX: Final = 20
 # How long an erasure waits until everything below its cut is committed.

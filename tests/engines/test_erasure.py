@@ -14,8 +14,10 @@ from pyiceberg.catalog import load_catalog
 
 from icestream import connect
 from icestream.client.message import Gap
+from tests.support.erasures import canary_places
 from tests.support.lakehouse import duckdb_with_iceberg, new_name
 from tests.support.pipeline_process import PipelineRun
+from tests.support.spark import Spark
 
 KEY, PAYLOAD = b"canary-key-of-alice", b"canary-payload-of-alice"
 WHERE = f"key = '{KEY.decode()}'"
@@ -43,24 +45,8 @@ async def read_all(run: PipelineRun, topic: str, last: int) -> tuple[list[int], 
 
 
 def places(folder: Path) -> list[str]:
-    """The files below a folder in which the key or the payload can be read; Parquet files by their rows."""
-    import pyarrow.parquet as pq
-
-    found = []
-    for path in folder.rglob("*"):
-        if not path.is_file():
-            continue
-        try:
-            data = path.read_bytes()
-            if path.suffix == ".parquet":
-                rows = pq.read_table(path)
-                names = {"key", "payload"} & {*rows.column_names}  # a column that is null in all rows is left out
-                data += b"".join(value for name in names for value in rows[name].to_pylist() if value)
-        except FileNotFoundError:  # cleaned up meanwhile
-            continue
-        if KEY in data or PAYLOAD in data or KEY[:16] in data:  # bounds have 16 bytes of a key
-            found.append(str(path.relative_to(folder)))
-    return found
+    """The files below a folder in which the key or the payload can be read; bounds have 16 bytes of a key."""
+    return canary_places(folder, (KEY, PAYLOAD, KEY[:16]))
 
 
 def publish_and_commit(run: PipelineRun, topic: str) -> None:
@@ -104,15 +90,51 @@ def test_an_erased_message_is_in_no_snapshot_and_before_no_consumer(history: Pip
     assert (state["messages"], state["snapshots"]) == (0, [])
 
 
+def test_engines_agree_about_history_that_was_rewritten(history: PipelineRun, spark: Spark) -> None:
+    """Each snapshot, by its id and by its tag, has the rows of before without the messages."""
+    run, name = history, new_name("erased")
+    topic, table_name = f"/default/{name}", f"default.{name}"
+    publish_and_commit(run, topic)
+    table = load_catalog("lake", type="rest", uri=run.uri).load_table(("default", name))
+    ids = [snapshot.snapshot_id for snapshot in table.snapshots()]
+    table.manage_snapshots().create_tag(ids[1], "monday").commit()
+    command = ("lake", "erase", topic, "--where", WHERE, "--history", "rewrite", "--yes")
+    report = run.icestream(*command)["report"]
+    assert set(ids) <= set(map(int, report["snapshots"]))
+    expected = {
+        snapshot_id: [offset for offset in range(20 * count) if offset % 7] for count, snapshot_id in enumerate(ids, 1)
+    }
+
+    table = table.refresh()
+    for snapshot_id, offsets in expected.items():
+        rows = table.scan(snapshot_id=snapshot_id).to_arrow()
+        assert sorted(rows["offset"].to_pylist()) == offsets
+        assert KEY not in rows["key"].to_pylist()
+    assert sorted(table.scan().use_ref("monday").to_arrow()["offset"].to_pylist()) == expected[ids[1]]
+    spark.attach("erased", run.uri)
+    with duckdb_with_iceberg() as duckdb:
+        duckdb.sql(f"ATTACH '' AS lake (TYPE iceberg, ENDPOINT '{run.uri}', AUTHORIZATION_TYPE 'none')")
+        for snapshot_id, offsets in expected.items():
+            past = duckdb.sql(f'SELECT "offset" FROM lake.{table_name} AT (VERSION => {snapshot_id}) ORDER BY 1')
+            assert [offset for (offset,) in past.fetchall()] == offsets
+            assert (
+                spark.column(f"SELECT offset FROM erased.{table_name} VERSION AS OF {snapshot_id} ORDER BY 1")
+                == offsets
+            )
+    assert spark.column(f"SELECT offset FROM erased.{table_name} VERSION AS OF 'monday' ORDER BY 1") == expected[ids[1]]
+    assert run.verified(topic, "--deep")["is_good"]
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-def test_nothing_is_left_after_the_clean_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("choice", ["drop", "rewrite"])
+def test_nothing_is_left_after_the_clean_up(tmp_path: Path, choice: str) -> None:
     """The shortest delay of the clean-up is a minute."""
     topic = "/default/erased"
     with PipelineRun(tmp_path / "data", "--set", "pipeline.clean_up_delay_ms=1m") as run:
         publish_and_commit(run, topic)
         assert places(tmp_path / "data")
-        run.icestream("lake", "erase", topic, "--where", WHERE, "--history", "drop", "--yes")
+        run.icestream("lake", "erase", topic, "--where", WHERE, "--history", choice, "--yes")
         report_file = tmp_path / "check.json"
         check = ("lake", "erase", topic, "--where", WHERE, "--check", "--report", str(report_file))
         report: dict[str, Any] = {}

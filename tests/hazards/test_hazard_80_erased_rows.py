@@ -20,17 +20,17 @@ from icestream.broker.erasure_service import is_signed
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog_holds import BACKUP_TAG, HoldRecord, hold_key
 from icestream.catalog.plans.commit_plans import erased_record
-from icestream.catalog.topic_rules.erase_claim import ErasedRecord
+from icestream.catalog.topic_rules.erased_record import ErasedRecord
 from icestream.catalogs.table_catalog import TableChange
 from icestream.model.erased_offsets import ErasedOffsets, encode_erased
-from icestream.model.erasure_messages import ErasureMode
+from icestream.model.erasure_messages import ErasureMode, HistoryChoice
 from icestream.model.scan_messages import ScanKind, ScanRequest
 from icestream.model.shard import GapState, ShardKey
 from icestream.pipeline.driver.effects import ERASURE_EFFECTS, Effect, Fault
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from tests.support.compaction import RULE, add_compaction, compact
-from tests.support.erasures import Erasures, LocalSearcher
+from tests.support.erasures import Erasures, LocalSearcher, canary_places
 from tests.support.fault_world import FaultWorld, name_of
 from tests.support.interruptible_driver import DriverKilled, InterruptibleDriver
 
@@ -39,6 +39,8 @@ pytestmark = pytest.mark.asyncio
 WHERE = "key in ('plant/12/heat', 'plant/19/heat')"
 CANARIES = (b"message 3 ", b"plant/12/heat", b"message 14 ", b"plant/19/heat")
 EFFECTS = (*sorted(ERASURE_EFFECTS), Effect.TAKE_LEASE, Effect.ASK, Effect.COMMIT, Effect.LOOK_AGAIN, Effect.NOTE)
+DROPS = [(effect, HistoryChoice.DROP) for effect in EFFECTS if effect is not Effect.REWRITE_HISTORY]
+REWRITES = [(effect, HistoryChoice.REWRITE) for effect in sorted(ERASURE_EFFECTS) if effect is not Effect.DROP_HISTORY]
 
 
 @pytest_asyncio.fixture
@@ -63,18 +65,8 @@ def forget(world: FaultWorld) -> None:
 
 
 def places(world: FaultWorld) -> list[str]:
-    """The files below the world's folder in which an erased message can be read; Parquet files by their rows."""
-    import pyarrow.parquet as pq
-
-    found = []
-    for path in (path for path in Path(world.folder).rglob("*") if path.is_file()):
-        data = path.read_bytes()
-        if path.suffix == ".parquet":
-            rows = pq.read_table(path)
-            data = b"".join(value for name in ("key", "payload") for value in rows[name].to_pylist() if value)
-        if any(canary in data for canary in CANARIES):
-            found.append(str(path.relative_to(world.folder)))
-    return found
+    """The files below the world's folder in which an erased message can be read."""
+    return canary_places(Path(world.folder), CANARIES)
 
 
 async def manifest_sizes(world: FaultWorld) -> list[int]:
@@ -135,7 +127,7 @@ async def test_hazard_80_history_goes_only_where_it_is_asked_for(world: FaultWor
     life, erasures = world.driver(), Erasures(world)
     await ingest(world, life)
     job, _ = erasures.add_to(life)
-    progress, _ = await erasures.do(life, job, WHERE, ErasureMode.ERASE, drops_history=False)
+    progress, _ = await erasures.do(life, job, WHERE, ErasureMode.ERASE, history=HistoryChoice.REFUSE)
     assert "older snapshot" in progress.error
     assert progress.findings.erased == 0
     await world.check()
@@ -339,8 +331,10 @@ async def test_hazard_81_a_manifest_goes_with_its_last_row(
 
 
 @pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("effect", EFFECTS, ids=str)
-async def test_hazard_80_an_erasure_goes_on_after_a_crash(world: FaultWorld, effect: Effect, is_before: bool) -> None:
+@pytest.mark.parametrize(("effect", "history"), [*DROPS, *REWRITES], ids=str)
+async def test_hazard_80_an_erasure_goes_on_after_a_crash(
+    world: FaultWorld, effect: Effect, history: HistoryChoice, is_before: bool
+) -> None:
     """The driver ends at each effect; the next one gets the same request, and finishes it."""
     first, erasures = world.driver(), Erasures(world)
     await ingest(world, first, 2)
@@ -348,7 +342,7 @@ async def test_hazard_80_an_erasure_goes_on_after_a_crash(world: FaultWorld, eff
     forget(world)
     life = world.driver(Fault(is_before, effect))
     job, _ = erasures.add_to(life)
-    request_id = await erasures.begin(WHERE, ErasureMode.ERASE)
+    request_id = await erasures.begin(WHERE, ErasureMode.ERASE, history=history)
     with pytest.raises(DriverKilled):
         await erasures.run(life, job)
     await life.end()

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg import table_metadata as tables
+from icestream.iceberg.conversions import BOUND_LENGTH
 from icestream.iceberg.manifest_cache import ManifestCache
 from icestream.iceberg.manifests import ManifestEntry
 from icestream.iceberg.manifests import manifest_file_of_record as manifest_file
@@ -77,6 +78,19 @@ async def delete_by_value(world: FaultWorld, shard: int, offsets: Sequence[int],
     rows = pa.table([pa.array([shard] * len(offsets), pa.int32()), pa.array(offsets, pa.int64())], pa.schema(fields))
     entry = _entry(table, rows, VALUES, {"equality_ids": [ids["shard"], ids["offset"]]})
     await _commit(world, [entry], {"added-equality-deletes": str(len(offsets))}, topic_id)
+
+
+async def delete_by_key(world: FaultWorld, shard: int, offset: int, key: bytes, topic_id: int = 1) -> None:
+    """Deletes the row of a key, by the value of the column `key`: the delete file has the key, and so have its
+    bounds."""
+    table = await table_of(world, topic_id)
+    ids = {field["name"]: field["id"] for field in table.current_schema["fields"]}
+    world.forgone.setdefault(ShardKey(topic_id, shard), set()).add(offset)
+    fields = [pa.field("key", pa.binary(), False, {b"PARQUET:field_id": str(ids["key"]).encode()})]
+    bounds = [{"key": ids["key"], "value": key[:BOUND_LENGTH]}]
+    more = {"equality_ids": [ids["key"]], "lower_bounds": bounds, "upper_bounds": bounds}
+    entry = _entry(table, pa.table([[key]], pa.schema(fields)), VALUES, more)
+    await _commit(world, [entry], {"added-equality-deletes": "1"}, topic_id)
 
 
 def _forgo(world: FaultWorld, topic_id: int, rows: Any) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import gzip
+import io
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import msgspec
+import pyarrow.parquet as pq
 
 from icestream.broker.erasure_service import ErasureService
-from icestream.model.erasure_messages import ErasureMode, ErasureProgress, ErasureRequest
+from icestream.model.erasure_messages import ErasureMode, ErasureProgress, ErasureRequest, HistoryChoice
 from icestream.pipeline.compaction.compaction_job import CompactionJob
 from icestream.pipeline.driver.commit_sequence import CommitSequence
 from icestream.pipeline.driver.rewrite_commit import RewriteCommit
@@ -22,6 +26,45 @@ from icestream.runtime.tasks import InlineOffload
 from tests.support.compaction import RULE, add_compaction
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld
 from tests.support.interruptible_driver import InterruptibleDriver
+
+
+def canary_places(folder: Path, canaries: Collection[bytes]) -> list[str]:
+    """The files below a folder in which a canary can be read, with what they compress: the rows and the bounds of
+    Parquet files, the records of Avro files, the content of gzip files."""
+    places = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        try:
+            data = path.read_bytes()
+            data += _decoded(path, data)
+        except FileNotFoundError:  # cleaned up meanwhile
+            continue
+        if any(canary in data for canary in canaries):
+            places.append(str(path.relative_to(folder)))
+    return places
+
+
+def _decoded(path: Path, data: bytes) -> bytes:
+    if data.startswith(b"Obj\x01"):
+        reader: Any = fastavro.reader(io.BytesIO(data))
+        return b"".join(_bytes_in([*reader, dict(reader.metadata)]))
+    if data.startswith(b"PAR1") and data.endswith(b"PAR1"):
+        return b"".join(_bytes_in(pq.read_table(io.BytesIO(data)).to_pylist()))
+    return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else b""
+
+
+def _bytes_in(value: Any) -> Iterator[bytes]:
+    match value:
+        case bytes():
+            yield value
+        case str():
+            yield value.encode()
+        case dict():
+            for key, inner in value.items():
+                yield from _bytes_in(key)
+                yield from _bytes_in(inner)
+        case list() | tuple():
+            for inner in value:
+                yield from _bytes_in(inner)
 
 
 class LocalSearcher:
@@ -95,8 +138,8 @@ class Erasures:
         life.jobs.add(job)
         return job, compaction
 
-    async def begin(self, where: str, mode: ErasureMode, *, drops_history: bool = True) -> str:
-        request = await self.service.begin(1, "/default/t1", 2, where, mode, drops_history=drops_history)
+    async def begin(self, where: str, mode: ErasureMode, *, history: HistoryChoice = HistoryChoice.DROP) -> str:
+        request = await self.service.begin(1, "/default/t1", 2, where, mode, history=history)
         return request.id
 
     async def run(self, life: InterruptibleDriver, job: ErasureJob) -> None:
@@ -107,9 +150,15 @@ class Erasures:
                 await life.driver.turn()
 
     async def do(
-        self, life: InterruptibleDriver, job: ErasureJob, where: str, mode: ErasureMode, *, drops_history: bool = True
+        self,
+        life: InterruptibleDriver,
+        job: ErasureJob,
+        where: str,
+        mode: ErasureMode,
+        *,
+        history: HistoryChoice = HistoryChoice.DROP,
     ) -> tuple[ErasureProgress, dict[str, Any]]:
-        request_id = await self.begin(where, mode, drops_history=drops_history)
+        request_id = await self.begin(where, mode, history=history)
         await self.run(life, job)
         progress, report = self.service.progress(request_id)
         assert progress.is_done

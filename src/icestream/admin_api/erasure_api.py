@@ -14,7 +14,9 @@ class NewErasure(msgspec.Struct):
     topic: Annotated[str, Doc("/namespace/name")]
     where: Annotated[str, Doc("Which messages: the predicate of `icestream lake erase`.")]
     mode: Annotated[str, Doc("dry-run, erase or check")] = "dry-run"
-    drop_history: Annotated[bool, Doc("Remove older snapshots, tags and branches that have the messages.")] = False
+    history: Annotated[
+        str, Doc("What becomes of older snapshots and tags that have the messages: drop, rewrite; empty: refused.")
+    ] = ""
 
 
 class BegunErasure(Answer):
@@ -27,7 +29,7 @@ class ErasureOnly(msgspec.Struct):
 
 
 class ErasureState(Answer):
-    phase: Annotated[str, Doc("commit, search, erase, history or log")]
+    phase: Annotated[str, Doc("commit, search, erase, rewrite, history or log")]
     done: Annotated[int, Doc("Files of this phase that are done.")]
     all: int
     is_done: bool

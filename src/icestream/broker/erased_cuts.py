@@ -14,7 +14,7 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.catalog import catalog_keys
-from icestream.catalog.topic_rules.erase_claim import ErasedRecord
+from icestream.catalog.topic_rules.erased_record import ErasedRecord
 from icestream.metadata.store import MetadataStore
 from icestream.metadata.watch import Resync
 from icestream.model.shard import ShardKey

@@ -28,6 +28,7 @@ from icestream.model.erasure_messages import (
     ErasureMode,
     ErasureProgress,
     ErasureRequest,
+    HistoryChoice,
 )
 from icestream.model.erasure_predicate import parse_predicate
 from icestream.model.shard import ShardKey
@@ -91,7 +92,7 @@ class ErasureService:
         where: str,
         mode: ErasureMode,
         *,
-        drops_history: bool,
+        history: HistoryChoice,
         dead_letters: Sequence[str] = (),
     ) -> ErasureRequest:
         """Takes a request, and wakes the driver. `dead_letters`: topics that may have copies, for the report.
@@ -110,7 +111,7 @@ class ErasureService:
         await self._wal.sync()
         keys = [ShardKey(topic_id, number) for number in range(shards)]
         ends = {key.shard: self._wal.state.shards[key].synced for key in keys if key in self._wal.state.shards}
-        request = ErasureRequest(str(uuid.uuid4()), topic_id, topic, where, mode, drops_history, ends)
+        request = ErasureRequest(str(uuid.uuid4()), topic_id, topic, where, mode, history, ends)
         self._request, self._progress, self._report, self._retired = request, ErasureProgress(request.id), None, None
         self._dead_letters = [*dead_letters]
         self._start_ms, self._heard_ns = self._clock.wall_us() // 1000, self._clock.monotonic_ns()

@@ -13,8 +13,8 @@
     /catalog/requests/{idempotency key}              RequestRecord, with a time to live
     /catalog/purges/{table uuid}                     PurgeRecord: a dropped table whose files are to be removed
     /catalog/retained/{topic id}                     RetainedRecord: the first kept offsets of a topic; they only rise
-    /catalog/erased/{topic id}                       ErasedRecord (topic_rules/erase_claim.py): the erased offsets of a
-                                                     topic; they only become more
+    /catalog/erased/{topic id}                       ErasedRecord (topic_rules/erased_record.py): the erased offsets of
+                                                     a topic; they only become more
     /catalog/places                                  written again with each change that chooses where a table or a
                                                      namespace lies: its revision orders them (table_places.py)
     /holds/{table uuid}/{holder}                     HoldRecord: a backup needs snapshots of it (catalog_holds.py)

@@ -30,7 +30,8 @@ _PHASES: Final = {  # what the phases of an erasure (pipeline/erasure/erasure_jo
     "commit": "waiting until everything published so far is in the table",
     "search": "reading data files",
     "erase": "writing the data files that have the messages again",
-    "history": "removing older snapshots that have the messages",
+    "rewrite": "writing data files of older snapshots again",
+    "history": "removing or rewriting older snapshots that have the messages",
     "log": "retiring the log files that have the messages",
 }
 _DRIVER_SECONDS: Final = 120.0  # a pipeline that is busy with a round takes the request after it
@@ -40,6 +41,7 @@ class History(Enum):
     """What becomes of older snapshots, tags and branches that have the messages."""
 
     DROP = "drop"
+    REWRITE = "rewrite"
 
 
 def erase(
@@ -49,7 +51,10 @@ def erase(
     ] = "",
     history: Annotated[
         History | None,
-        typer.Option("--history", help="drop: remove older snapshots, tags and branches that have the messages."),
+        typer.Option(
+            "--history",
+            help="Of older snapshots and tags that have the messages: drop them, or rewrite them without the messages.",
+        ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the messages and what has them.")] = False,
     check: Annotated[
@@ -74,6 +79,7 @@ def erase(
 
     Example: icestream lake erase /default/orders --where "key = 'alice'" --dry-run
     Example: icestream lake erase /default/orders --where "key = 'alice'" --history drop --yes
+    Example: icestream lake erase /default/orders --where "key = 'alice'" --history rewrite
     Example: icestream lake erase /default/orders --where "key = 'alice'" --check
     """
     from icestream.model.erasure_predicate import parse_predicate
@@ -95,7 +101,8 @@ def erase(
         if preview["snapshots"] and history is None:
             raise errors.InvalidInput(
                 f"the messages are in {counted(len(preview['snapshots']), 'older snapshot')} of the table, too",
-                hint="--history drop removes these snapshots, and their tags and branches; nothing was changed",
+                hint="--history drop removes these snapshots, and their tags and branches; --history rewrite keeps "
+                "them, without the messages. Nothing was changed",
             )
         confirm(
             f"Erase {counted(preview['messages'], 'message')} of {topic} for good?",
@@ -126,7 +133,9 @@ async def _follow(
     """Begins and follows one step. Raises NotReady after `wait` seconds, and what ended the step."""
     label, phase = f"{_LABELS[mode]} {topic}", "waiting"
     note_without_bar(f"{label}: {_PHASES[phase]}")
-    begun = await calls.call(BEGIN_ERASURE, topic=topic, where=where, mode=mode, drop_history=history is History.DROP)
+    begun = await calls.call(
+        BEGIN_ERASURE, topic=topic, where=where, mode=mode, history=history.value if history else ""
+    )
     start = time.monotonic()
     deadline = start + wait
     permille = 0
@@ -181,7 +190,8 @@ def _show(report: dict[str, Any]) -> None:
     print_note(
         f"Erased {counted(report['erased'], 'message')}; "
         f"wrote {counted(report['files_rewritten'], 'data file')} again, "
-        f"removed {counted(len(report['snapshots']), 'snapshot')}."
+        f"{'rewrote' if report['history'] == 'rewrite' else 'removed'} "
+        f"{counted(len(report['snapshots']), 'snapshot')}."
     )
     for text in report["pending"]:
         print_note(f"Pending: {text}")

@@ -59,6 +59,12 @@ class ManifestCache:
             manifest.path, lambda entries: [entry for entry in entries if entry.is_live]
         )
 
+    async def removed_entries(self, manifest: ManifestFile) -> list[ManifestEntry]:
+        """Reads the entries of a manifest of any writer that record the removal of a file."""
+        return await self._reader.select_entries(
+            manifest.path, lambda entries: [entry for entry in entries if not entry.is_live]
+        )
+
     async def without_deletes(
         self, manifest: ManifestFile, removed: Collection[str], snapshot_id: int
     ) -> DeleteRemoval:

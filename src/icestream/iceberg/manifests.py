@@ -315,7 +315,7 @@ class ManifestEntry:
             covered=[],
             schema_id=0,
             spec_id=layout.spec_id,
-            partition=[_plain_partition_value(self.partition[name]) for name in names],
+            partition=[plain_partition_value(self.partition[name]) for name in names],
             column_sizes=self._map("column_sizes"),
             value_counts=self._map("value_counts"),
             null_counts=self._map("null_value_counts"),
@@ -328,7 +328,7 @@ class ManifestEntry:
 _EPOCH: Final = date(1970, 1, 1)
 
 
-def _plain_partition_value(value: Any) -> Any:
+def plain_partition_value(value: Any) -> Any:
     """Returns the stored number of a date: fastavro decodes Avro's logical type `date` to Python's."""
     return (value - _EPOCH).days if isinstance(value, date) else value
 

@@ -13,6 +13,7 @@ the last one), and how the result is completed:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from icestream import errors, limits
@@ -104,6 +105,12 @@ class TableMetadataBuilder:
         for name, reference in list(self.fields["refs"].items()):
             if reference["snapshot-id"] in present:
                 self.remove_reference(name)
+
+    def replace_snapshots(self, replacements: Mapping[int, Object]) -> None:
+        """Exchanges snapshots for others of the same ids. Nothing that refers to them changes."""
+        replaced = [replacements.get(entry["snapshot-id"], entry) for entry in self._snapshots]
+        self._snapshots = SharedList(replaced, "snapshot-id")
+        self.is_changed = True
 
     def _apply_removals(self) -> None:
         removed = self._pending_removals

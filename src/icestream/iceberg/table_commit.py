@@ -60,6 +60,21 @@ def apply_updates(
     return builder.finish(table_location)
 
 
+def replace_snapshots(
+    table: TableMetadata, table_location: str, snapshots: Sequence[Object], updates: Sequence[Object], now_ms: int
+) -> TableMetadata:
+    """Returns the metadata with other objects for snapshots that the table has, and after the updates.
+
+    No update of the protocol does that: a snapshot is what its commit made it. Only the server exchanges one, for an
+    erasure (docs/adr/0128).
+    """
+    builder = TableMetadataBuilder(table, now_ms, table.format_version)
+    builder.replace_snapshots({snapshot["snapshot-id"]: snapshot for snapshot in snapshots})
+    for item in updates:
+        update.apply(builder, item)
+    return builder.finish(table_location)
+
+
 def _initial_format_version(updates: Sequence[Object]) -> int:
     """Returns the format version of a new table: that of its first upgrade."""
     for item in updates:

@@ -19,7 +19,7 @@ from icestream.admin_api import erasure_api as api
 from icestream.broker.erasure_service import ErasureService
 from icestream.frontends.native.public_calls import Call, Caller, Document, decode_arguments
 from icestream.internal_api.implementation import implements, native_calls
-from icestream.model.erasure_messages import ErasureMode, ErasureProgress
+from icestream.model.erasure_messages import ErasureMode, ErasureProgress, HistoryChoice
 from icestream.model.topic_name import TopicName
 from icestream.security.action import Action
 from icestream.security.change_audit import ChangeAudit
@@ -65,10 +65,10 @@ class ErasureCalls:
     async def begin_erasure(self, caller: Caller, request: api.NewErasure) -> api.BegunErasure:
         topic = caller.broker.erasable_topic(TopicName.parse(request.topic))
         try:
-            mode = ErasureMode(request.mode)
-        except ValueError:
+            mode, history = ErasureMode(request.mode), HistoryChoice(request.history)
+        except ValueError as error:
             raise errors.InvalidInput(
-                f"mode {request.mode[:40]!r} of an erasure", hint="dry-run, erase or check"
+                f"an erasure: {error}"[:100], hint="mode: dry-run, erase or check; history: drop or rewrite"
             ) from None
         service = self._service
         name, shards = topic.name, topic.record.shards
@@ -83,7 +83,7 @@ class ErasureCalls:
                 shards,
                 request.where,
                 mode,
-                drops_history=request.drop_history,
+                history=history,
                 dead_letters=dead_letters,
             )
             return erasure.id

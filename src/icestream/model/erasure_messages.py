@@ -23,6 +23,14 @@ class ErasureMode(StrEnum):
     CHECK = "check"  # looked for everywhere, after an erasure
 
 
+class HistoryChoice(StrEnum):
+    """What becomes of older snapshots, tags and branches that have the messages."""
+
+    REFUSE = ""  # as long as there are some, nothing is erased
+    DROP = "drop"  # they are removed
+    REWRITE = "rewrite"  # they stay, and name other files
+
+
 class ErasureRequest(msgspec.Struct, frozen=True):
     """`ends`: per shard what was synced when the request came: every message below it is searched."""
 
@@ -31,7 +39,7 @@ class ErasureRequest(msgspec.Struct, frozen=True):
     topic: str
     where: str
     mode: ErasureMode
-    drops_history: bool = False  # snapshots, tags and branches that have the messages go
+    history: HistoryChoice = HistoryChoice.REFUSE
     ends: dict[int, int] = {}
 
 
@@ -48,7 +56,9 @@ class ErasureFindings(msgspec.Struct):
     deleted_before: int = 0  # rows that match and that an engine had deleted; their bytes go with their files
     newer: int = 0  # of a check: matching messages that were published after the erasure
     files_of_history: int = 0  # files of older snapshots with messages that match
-    snapshots: list[str] = []  # that have the messages: removed, or to be removed by an erasure
+    history: HistoryChoice = HistoryChoice.REFUSE
+    snapshots: list[str] = []  # that have the messages: removed or rewritten, or to be
+    swept: int = 0  # snapshots that lost entries of removed files, and no row
     references: list[str] = []  # tags and branches, likewise
     left: list[str] = []  # of a check: places that still have something
     pending: list[str] = []  # removed, but not gone yet, and when it will be

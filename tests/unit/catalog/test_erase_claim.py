@@ -8,7 +8,7 @@ import pytest
 
 from icestream import errors, limits
 from icestream.catalog.topic_rules.commit_rules import CommitDecision, CommitRequest, TableState, judge_commit
-from icestream.catalog.topic_rules.erase_claim import ErasedRecord
+from icestream.catalog.topic_rules.erased_record import ErasedRecord
 from icestream.catalog.topic_rules.rewritten_rows import FileChanges
 from icestream.model.row_digest import RowDigest
 from tests.support.tables import NOW_MS
@@ -62,7 +62,7 @@ def commit(
 def test_rows_go_together_with_their_record() -> None:
     state = table()
     decision = commit(state)
-    assert decision.erased == ErasedRecord("file:/t/metadata/erased-1.bin", "00", 3, 2, {0: 100}, NOW_MS + 10_000)
+    assert decision.erased == ErasedRecord("file:/t/metadata/erased-1.bin", "00", 3, 2, {0: 100}, NOW_MS + 10_000, 3)
     assert decision.binding is not None
     assert state.binding is not None
     assert decision.binding.runs == state.binding.runs

@@ -23,6 +23,7 @@ REPORT: dict[str, Any] = {
     "newer": 1,
     "files_searched": 4,
     "files_rewritten": 1,
+    "history": "drop",
     "snapshots": ["7"],
     "references": ["monday"],
     "left": [],
@@ -38,6 +39,7 @@ REPORT: dict[str, Any] = {
     [
         ({}, ["Erased 2 messages; wrote 1 data file again, removed 1 snapshot.", "Pending: log: file 3"]),
         ({}, ["To be done: backup: tag icestream-backup-b1", "dead letters in /default/dead", "Not covered: memory"]),
+        ({"history": "rewrite"}, ["rewrote 1 snapshot."]),
         ({"kind": "dry run"}, ["2 messages of /default/orders in default.orders.", "1 row", "branches monday"]),
         (
             {"kind": "check"},

@@ -48,6 +48,10 @@ class FileChangesReader:
         before_list, after_list = (main or {}).get("manifest-list"), added.get("manifest-list")
         if not isinstance(before_list, str) or not isinstance(after_list, str):
             return None
+        return await self.between(table, before_list, after_list)
+
+    async def between(self, table: TableMetadata, before_list: str, after_list: str) -> FileChanges:
+        """Returns the changes from one manifest list of the table to another. Raises as `read` does."""
         before, after = await self._manifests(before_list), await self._manifests(after_list)
         columns = bound_columns(table)
         old_files = await self._data_files([before[path] for path in before.keys() - after.keys()], columns)

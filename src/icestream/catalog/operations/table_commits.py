@@ -29,6 +29,7 @@ from icestream.catalog.snapshot_map import SnapshotMap
 from icestream.catalog.topic_rules import commit_rules, snapshot_mark, topic_properties
 from icestream.catalog.topic_rules.claim import lease_of
 from icestream.catalog.topic_rules.commit_rules import CommitDecision, CommitRequest, TableState
+from icestream.catalog.topic_rules.rewritten_rows import FileChanges
 from icestream.catalog.transactions import Attempt, TransactionGuard, TransactionRunner
 from icestream.iceberg import metadata_file, table_commit, values
 from icestream.iceberg import updates as update
@@ -339,8 +340,27 @@ class TableCommits:
         """Returns the commit with what it changes in the files of the table, if the decision depends on that."""
         if not commit_rules.reads_files(state, commit, lease_epoch):
             return commit
+        rewritten = commit_rules.rewritten_snapshots(commit.requirements)
+        if rewritten is not None:
+            return commit._replace(history_changes=await self._history_changes(state.table, rewritten))
         file_changes = await self._file_changes.read(state.table, commit_rules.added_snapshot(commit.updates))
         return commit._replace(file_changes=file_changes)
+
+    async def _history_changes(
+        self, table: TableMetadata, rewritten: Sequence[Object]
+    ) -> dict[int, FileChanges] | None:
+        """What the new manifest lists of snapshots change, by snapshot; None if one has no list. Snapshots that are not
+        in the table any more are left out: the decision refuses them."""
+        changes: dict[int, FileChanges] = {}
+        for snapshot in rewritten:
+            former = table.snapshots.find(snapshot["snapshot-id"])
+            if former is None:
+                continue
+            if "manifest-list" not in former:
+                return None
+            lists = former["manifest-list"], snapshot["manifest-list"]
+            changes[snapshot["snapshot-id"]] = await self._file_changes.between(table, *lists)
+        return changes
 
     async def _load_all(
         self, identifiers: Sequence[Identifier], entries: Mapping[Identifier, Entry]

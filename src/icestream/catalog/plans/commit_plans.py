@@ -26,7 +26,7 @@ from icestream.catalog.plans.planned_transaction import PlannedTransaction
 from icestream.catalog.plans.snapshot_mark_plans import MarkWrites
 from icestream.catalog.topic_rules.binding import Binding
 from icestream.catalog.topic_rules.commit_rules import CommitDecision
-from icestream.catalog.topic_rules.erase_claim import ErasedRecord
+from icestream.catalog.topic_rules.erased_record import ErasedRecord
 from icestream.catalog.topic_rules.rebinding import NO_FORMER_TABLE, FormerTable
 from icestream.iceberg import metadata_file
 from icestream.iceberg.identifier import Identifier, Namespace, join_levels

@@ -7,8 +7,9 @@
    (topic_properties.py).
 4. A round may only append to main. A rewrite may only replace files by others with the same rows (rewrite_check.py). A
    retention may only remove files below the first kept offsets, which rise with it (retention_claim.py). An erasure may
-   only leave out rows that the record of erased offsets counts with it (erase_claim.py). A foreign
-   commit to a topic's table is checked by foreign_changes.py, and what it removes from main is recorded.
+   only leave out rows that the record of erased offsets counts with it (erase_claim.py); a rewrite of history does the
+   same to snapshots that are there, and adds none (history_claim.py). A foreign commit to a topic's table is checked by
+   foreign_changes.py, and what it removes from main is recorded.
 
 In a transaction each table is judged by itself: repeats change nothing; a conflict refuses all tables and names those
 in conflict.
@@ -25,7 +26,9 @@ from icestream.catalog.topic_rules import foreign_changes, topic_properties
 from icestream.catalog.topic_rules.binding import Binding, CommittedRound, with_rewrite
 from icestream.catalog.topic_rules.claim import CLAIM_TYPE, RoundClaim, read_claim
 from icestream.catalog.topic_rules.claim_check import Repeated, check_claim, check_driver, range_refused
-from icestream.catalog.topic_rules.erase_claim import EraseClaim, ErasedRecord, check_erase
+from icestream.catalog.topic_rules.erase_claim import EraseClaim, check_erase
+from icestream.catalog.topic_rules.erased_record import ErasedRecord
+from icestream.catalog.topic_rules.history_claim import HistoryClaim, check_history
 from icestream.catalog.topic_rules.job_claim import JobClaim, read_job
 from icestream.catalog.topic_rules.removal import Removals
 from icestream.catalog.topic_rules.retention_claim import RetentionClaim, check_retention
@@ -64,7 +67,9 @@ class CommitRequest(NamedTuple):
     requirements: Sequence[Object]
     updates: Sequence[Object]
     is_forced: bool = False
-    file_changes: FileChanges | None = None  # of a job: read by the catalog, never sent by a client
+    # Of a job: read by the catalog, never sent by a client.
+    file_changes: FileChanges | None = None
+    history_changes: Mapping[int, FileChanges] | None = None  # of a rewrite of history, by snapshot
 
 
 class CommitDecision(NamedTuple):
@@ -137,16 +142,19 @@ def _judge_round(
 
 
 def reads_files(state: TableState, request: CommitRequest, lease_epoch: int | None) -> bool:
-    """True if the decision about a commit depends on `CommitRequest.file_changes`: for a job that is built on main,
+    """True if the decision about a commit depends on what it changes in files: for a job that is built on main,
     unless it is a repeat or is refused for its driver. The manifests of such a job may be gone: merged into others
     since it landed, or removed by the driver that took over."""
     claims = [entry for entry in request.requirements if requirement.kind(entry) == JOB_TYPE]
     if len(claims) != 1 or state.binding is None:
         return False
+    claim = read_job(claims[0])
     try:
-        is_repeat = check_driver(state.binding, read_job(claims[0]), lease_epoch) is not None
+        is_repeat = check_driver(state.binding, claim, lease_epoch) is not None
     except errors.RangeRefused:
         return False  # `judge_commit` raises it
+    if isinstance(claim, HistoryClaim):
+        return not is_repeat
     parent_id = added_snapshot(request.updates).get("parent-snapshot-id")
     return not is_repeat and parent_id is not None and parent_id == state.table.current_snapshot_id
 
@@ -158,7 +166,12 @@ def retained_topic(requirements: Iterable[Object]) -> int | None:
 
 def erased_topic(requirements: Iterable[Object]) -> int | None:
     """The id of the topic whose erased offsets decide about a commit; None if it is no erasure."""
-    return next((job.topic_id for job in _jobs(requirements) if isinstance(job, EraseClaim)), None)
+    return next((job.topic_id for job in _jobs(requirements) if isinstance(job, EraseClaim | HistoryClaim)), None)
+
+
+def rewritten_snapshots(requirements: Iterable[Object]) -> Sequence[Object] | None:
+    """The snapshots of a rewrite of history, as they are after it; None for any other commit."""
+    return next((job.snapshots for job in _jobs(requirements) if isinstance(job, HistoryClaim)), None)
 
 
 def _jobs(requirements: Iterable[Object]) -> list[JobClaim]:
@@ -180,6 +193,8 @@ def _judge_job(
         return CommitDecision(state.table, state.binding, state.removals, repeated.snapshot_id, True)
     table_commit.check_requirements(state.table, others)
     topic_properties.check_untouched(request.updates, state.table.properties, is_bound=True)
+    if isinstance(claim, HistoryClaim):
+        return _judge_history(state, claim, request, now_ms)
     snapshot_id = _added_snapshot_id(request.updates)
     binding = with_rewrite(state.binding, claim.pipeline_epoch, CommittedRound(claim.round_id, snapshot_id, claim.sum))
     summary = topic_properties.job_summary(binding, state.removals, claim)
@@ -192,9 +207,24 @@ def _judge_job(
         return decision._replace(first=first, consumers=claim.consumers)
     if isinstance(claim, EraseClaim):
         erased = check_erase(claim, request.file_changes, state.binding, state.erased, now_ms)
-        return decision._replace(erased=erased)
+        return decision._replace(erased=erased.swept(decision.table.fields["last-sequence-number"]))
     check_files(claim, request.file_changes, state.binding)
     return decision
+
+
+def _judge_history(state: TableState, claim: HistoryClaim, request: CommitRequest, now_ms: int) -> CommitDecision:
+    """Decides about a rewrite of history, whose driver may commit."""
+    assert state.binding is not None
+    if request.updates:
+        raise errors.InvalidInput("a rewrite of history has no updates")
+    if request.history_changes is None:
+        raise errors.InvalidInput("a rewrite of history needs manifest lists")
+    erased = check_history(claim, state.table, request.history_changes, state.binding, state.erased, now_ms)
+    committed = CommittedRound(claim.round_id, state.table.current_snapshot_id or 0, claim.sum)
+    binding = with_rewrite(state.binding, claim.pipeline_epoch, committed)
+    updates = topic_properties.set_written(state.table.properties, binding)
+    after = table_commit.replace_snapshots(state.table, state.location, claim.snapshots, updates, now_ms)
+    return CommitDecision(after, binding, state.removals, None, True, erased=erased)
 
 
 def _not_bound() -> errors.RangeRefused:

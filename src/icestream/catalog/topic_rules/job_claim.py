@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from icestream.catalog.topic_rules.erase_claim import ERASE_KIND, EraseClaim, read_erase
+from icestream.catalog.topic_rules.history_claim import HISTORY_KIND, HistoryClaim, read_history
 from icestream.catalog.topic_rules.retention_claim import RETENTION_KIND, RetentionClaim, read_retention
 from icestream.catalog.topic_rules.rewrite import RewriteClaim, read_rewrite
 from icestream.iceberg import values
 from icestream.iceberg.values import Object
 
-JobClaim = RewriteClaim | RetentionClaim | EraseClaim
+JobClaim = RewriteClaim | RetentionClaim | EraseClaim | HistoryClaim
 
 
 def read_job(requirement: Object) -> JobClaim:
@@ -18,4 +19,6 @@ def read_job(requirement: Object) -> JobClaim:
             return read_retention(requirement)
         case kind if kind == ERASE_KIND:
             return read_erase(requirement)
+        case kind if kind == HISTORY_KIND:
+            return read_history(requirement)
     return read_rewrite(requirement)

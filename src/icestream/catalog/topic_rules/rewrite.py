@@ -7,7 +7,7 @@
      "lease": "<id of a node>"}
 
 kind        `rewrite`: the added files hold the rows of the replaced ones that no delete file deletes. The other kinds
-            are in retention_claim.py and erase_claim.py
+            are in retention_claim.py, erase_claim.py and history_claim.py
 replaced    data files that are live in the table before the commit, and in no later snapshot
 added       data files that are live after it. Their names carry `pipeline-epoch` (model/pipeline_file_name.py)
 sequence-number
@@ -64,7 +64,7 @@ def read_rewrite(requirement: Object) -> RewriteClaim:
     kind = values.text(requirement, "kind")
     if kind != REWRITE_KIND:
         raise errors.InvalidInput(
-            f"unknown kind of job: {short_repr(kind)}", hint="this catalog knows rewrite, retention and erase"
+            f"unknown kind of job: {short_repr(kind)}", hint="this catalog knows rewrite, retention, erase and history"
         )
     return read_replacement(requirement, added_min=1)
 

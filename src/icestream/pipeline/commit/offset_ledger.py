@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 
 from icestream.catalog.topic_rules.claim import CLAIM_TYPE
 from icestream.catalog.topic_rules.erase_claim import EraseClaim, erase_requirement
+from icestream.catalog.topic_rules.erased_record import StatedErasure
 from icestream.catalog.topic_rules.job_claim import JobClaim
 from icestream.catalog.topic_rules.operation_preview import ShardLog
 from icestream.catalog.topic_rules.retention_claim import RetentionClaim, retention_requirement
@@ -37,14 +38,10 @@ from icestream.pipeline.tables.topic_table import TopicTable
 
 
 class ErasedChange(NamedTuple):
-    """The erased offsets of a topic after an erasure: their side file, and the cut below which they lie."""
+    """The erased offsets of a topic after an erasure, and the rows that it leaves out."""
 
-    location: str
-    sha256: str
-    offset_count: int
-    range_count: int
-    cut: Mapping[int, int]
-    rows: RowDigest  # of the rows that this erasure leaves out
+    stated: StatedErasure
+    rows: RowDigest
 
 
 class TopicCommit(NamedTuple):
@@ -160,7 +157,7 @@ def job_claim(commit: TopicCommit) -> JobClaim:
     rewrite, erased = rewrite_claim(commit), commit.erased
     if erased is None:
         return rewrite
-    return EraseClaim(rewrite, erased.location, erased.sha256, erased.offset_count, erased.range_count, erased.cut)
+    return EraseClaim(rewrite, erased.stated)
 
 
 def job_requirement(commit: TopicCommit) -> Object:

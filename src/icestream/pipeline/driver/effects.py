@@ -41,11 +41,14 @@ class Effect(StrEnum):
     SEARCH = "search"  # erasure, Spark: files are searched, or written again without the erased rows
     NOTE_OFFSETS = "note_offsets"  # erasure: the side file of erased offsets
     DROP_HISTORY = "drop_history"  # erasure: snapshots and tags that have the messages
+    REWRITE_HISTORY = "rewrite_history"  # erasure: snapshots and tags get other manifest lists
     RETIRE_LOG = "retire_log"  # erasure: the broker gives up log files with rows below the cut
 
 
 RETENTION_EFFECTS: Final = frozenset((Effect.NOTE_TIMES,))  # of topics with a retention alone
-ERASURE_EFFECTS: Final = frozenset((Effect.SEARCH, Effect.NOTE_OFFSETS, Effect.DROP_HISTORY, Effect.RETIRE_LOG))
+ERASURE_EFFECTS: Final = frozenset(
+    (Effect.SEARCH, Effect.NOTE_OFFSETS, Effect.DROP_HISTORY, Effect.REWRITE_HISTORY, Effect.RETIRE_LOG)
+)
 CARE_EFFECTS: Final = RETENTION_EFFECTS | ERASURE_EFFECTS | {Effect.REWRITE, Effect.COMMIT_CARE}  # not of rounds
 
 

@@ -40,6 +40,7 @@ from icestream.readers.row_deletes import split_deleted
 from icestream.readers.row_hashes import digest_of
 
 _FIELD_ID: Final = b"PARQUET:field_id"
+_POSITION: Final = frozenset(("shard", "offset"))
 
 
 def search_file(data: bytes, open_store: OpenStore, name: Callable[[], str]) -> bytes:
@@ -63,7 +64,7 @@ def _search(job: SearchJob, open_store: OpenStore, name: Callable[[], str]) -> S
     data = store.read(file.location)
     with pa.BufferReader(data) as source:
         matched, newer = _count(source, predicate, job)
-        if not matched or not job.is_live:
+        if not job.is_live or not (matched or job.is_written_again):
             return SearchResult(job.number, matched, newer)
         return _split(job, store, source, predicate, SearchResult(job.number, matched, newer), name)
 
@@ -73,7 +74,10 @@ def _count(source: Any, predicate: Predicate, job: SearchJob) -> tuple[int, int]
     matched = newer = 0
     with pq.ParquetFile(source, pre_buffer=False) as parquet:
         stored = _stored_names(parquet.schema_arrow, job)
-        names = {*(field.column for field in fields_of(predicate)), "shard", "offset"} & stored.keys()
+        compared = {field.column for field in fields_of(predicate)}
+        if job.is_delete and not (compared - _POSITION) & stored.keys():
+            return 0, 0  # it names rows by other columns; offsets tell nothing of anybody
+        names = (compared | _POSITION) & stored.keys()
         for number in range(parquet.num_row_groups):
             rows = parquet.read_row_group(number, columns=[stored[name] for name in sorted(names)], use_threads=False)
             rows = rows.select([stored[name] for name in sorted(names)]).rename_columns(sorted(names))
@@ -99,7 +103,7 @@ def _stored_names(schema: Any, job: SearchJob) -> dict[str, str]:
 
 
 def _beyond(rows: Any, cut: dict[int, int]) -> int:
-    if not cut or not len(rows):
+    if not cut or not len(rows) or not {*rows.column_names} >= _POSITION:
         return 0
     shards, offsets = (rows.column(name).to_numpy() for name in ("shard", "offset"))
     return sum(int(np.count_nonzero((shards == shard) & (offsets >= end))) for shard, end in cut.items())

@@ -5,11 +5,13 @@
     erase     the files of main that have the messages are written again, a few at a time; each commit removes rows and
               records their offsets in one transaction (catalog/topic_rules/erase_claim.py). What compaction changed
               meanwhile has everything searched again
-    history   snapshots, tags and branches that have the messages are removed, if the request says so
+    history   snapshots, tags and branches that have the messages are removed, or name other files from now on, as the
+              request says. Entries of removed files, whose bounds may tell of the messages, go from all snapshots
     log       the broker retires the log files that have rows below the cut
     report    what was searched and removed, what is pending, and what remains to be done elsewhere
 
-A check searches files that no snapshot names, too, and asks the broker what its log has, and changes nothing.
+A check searches files that no snapshot names, too, reads every manifest, and asks the broker what its log has; it
+changes nothing.
 
 Nothing but the record of erased offsets is stored: the predicate names a person. After a crash the command is given
 again, and goes on where the erasure ended, since what was erased matches no more.
@@ -19,7 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
@@ -29,19 +32,34 @@ from icestream import errors, limits
 from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_holds import BACKUP_TAG, held_snapshots
 from icestream.catalog.plans.commit_plans import erased_record
-from icestream.catalog.topic_rules.erase_claim import ErasedRecord
+from icestream.catalog.topic_rules.erased_record import ErasedRecord, StatedErasure
+from icestream.catalog.topic_rules.history_claim import ExchangedFile, HistoryClaim, history_requirement
+from icestream.catalog.topic_rules.rewritten_rows import delete_file_of_entry
 from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
+from icestream.iceberg.conversions import BOUND_LENGTH
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import object_identity
 from icestream.iceberg.manifest_cache import ManifestCache
-from icestream.iceberg.manifests import DATA_CONTENT, ManifestFile
+from icestream.iceberg.manifests import (
+    DATA_CONTENT,
+    EQUALITY_DELETES_CONTENT,
+    ManifestEntry,
+    ManifestFile,
+)
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
 from icestream.metadata.store import MetadataStore
 from icestream.model.erased_offsets import NOTHING_ERASED, ErasedOffsets, decode_erased, encode_erased
-from icestream.model.erasure_messages import REQUEST_KEY, ErasureMode, ErasureProgress, ErasureRequest
-from icestream.model.erasure_predicate import check_columns, parse_predicate
+from icestream.model.erasure_messages import (
+    REQUEST_KEY,
+    ErasureFindings,
+    ErasureMode,
+    ErasureProgress,
+    ErasureRequest,
+    HistoryChoice,
+)
+from icestream.model.erasure_predicate import check_columns, comparisons_of, parse_predicate
 from icestream.model.pipeline_file_name import erased_name
 from icestream.model.row_digest import parse_digest, sum_of
 from icestream.observability import metrics
@@ -64,6 +82,7 @@ from icestream.pipeline.driver.job import Job, JobRegistry, Turn
 from icestream.pipeline.driver.lease import DriverLease
 from icestream.pipeline.driver.rewrite_commit import RewriteCommit, TableErasure, TableRewrite
 from icestream.pipeline.driver.topic_table_set import TopicTableSet
+from icestream.pipeline.erasure.history_rewrite import HistoryChange, HistoryRewrite
 from icestream.pipeline.erasure.search_messages import SearchJob, SearchResult, decode_found, encode
 from icestream.pipeline.round_plan import MqttTarget
 from icestream.pipeline.tables import table_policy
@@ -76,6 +95,8 @@ from icestream.runtime.tasks import Offload
 
 _log = get_logger("pipeline.erasure")
 NAME: Final = "erasure"
+_REWRITABLE_FORMAT: Final = 2  # entries of v3 have row ids, which a file with fewer rows would shift
+_DROP_HINT: Final = "`--history drop` removes the snapshots instead; nothing was changed"
 
 
 class FileSearcher(Protocol):
@@ -104,6 +125,7 @@ class ErasureOptions:
     storage: Mapping[str, Any] = field(default_factory=dict)
     keys: TaskKeys = NO_TASK_KEYS
     clean_up_delay_ms: int = limits.CATALOG_FILE_GRACE_MS
+    lease_name: str = ""  # of the driver's lease; empty: the lease of a single node
 
 
 class _TableFiles(NamedTuple):
@@ -112,13 +134,20 @@ class _TableFiles(NamedTuple):
     main: Mapping[str, CandidateFile]  # live files of the pipeline
     foreign: frozenset[str]  # live files that only the engine that wrote them can write again
     planned: PlannedFiles
-    history: Mapping[int, frozenset[str]]  # by snapshot: files of snapshots that are not main
+    deletes: frozenset[str]  # files of live deletes by value: they have values of rows that they delete
+    history: Mapping[int, frozenset[str]]  # by snapshot: files of snapshots that are not main, both kinds
+    history_deletes: frozenset[str] = frozenset()
     strays: frozenset[str] = frozenset()  # files in the folder that no snapshot names; of a check alone
 
     @property
     def others(self) -> frozenset[str]:
         """The files that are searched and not written again."""
-        return (self.foreign | self.strays).union(*self.history.values()) - self.main.keys()
+        return (self.foreign | self.deletes | self.strays).union(*self.history.values()) - self.main.keys()
+
+    @property
+    def all_deletes(self) -> frozenset[str]:
+        """Files of deletes by value, of any snapshot."""
+        return self.deletes | self.history_deletes
 
 
 @dataclass
@@ -136,6 +165,10 @@ class _Erasure:
     locations: dict[int, str] = field(default_factory=dict)  # by the number of the job
     results: dict[int, SearchResult] = field(default_factory=dict)
     matched: set[str] = field(default_factory=set)  # files with messages that match; files never change
+    exchanged: dict[str, SearchResult] = field(default_factory=dict)  # by file of history: what it was written again as
+    exchange_epoch: int = 0  # of the pipeline that wrote them: under another one they cannot be committed
+    rewrite: HistoryRewrite | None = None
+    settled: set[int] = field(default_factory=set)  # snapshots whose manifests are as they must be
     task: asyncio.Task[list[bytes]] | None = None
     cut: dict[int, int] = field(default_factory=dict)
     next_look_ns: int = 0
@@ -249,8 +282,10 @@ class ErasureJob(Job[_Erasure, None]):
                 await self._search(erasure)
             case "erase":
                 await self._erase(erasure)
+            case "rewrite":
+                await self._write_history(erasure)
             case "history":
-                await self._drop_history(erasure)
+                await self._settle_history(erasure)
             case "log":
                 await self._retire_log(erasure)
         erasure.progress.phase = erasure.phase
@@ -276,6 +311,8 @@ class ErasureJob(Job[_Erasure, None]):
         erasure.attempts += 1
         erasure.phase, erasure.task, erasure.table, erasure.files = "commit", None, None, None
         erasure.waiting, erasure.results = [], {}
+        erasure.rewrite = None
+        erasure.settled.clear()
         erasure.deadline_ns = self._clock.monotonic_ns() + int(limits.ERASURE_COMMIT_SECONDS * 1e9)
 
     async def close(self) -> None:
@@ -318,7 +355,7 @@ class ErasureJob(Job[_Erasure, None]):
         check_columns(parse_predicate(request.where), _column_types(refreshed.table))
         erasure.table, erasure.cut, erasure.phase = refreshed, dict(refreshed.next_offsets), "search"
         findings = erasure.progress.findings
-        findings.table = str(refreshed.identifier)
+        findings.table, findings.history = str(refreshed.identifier), request.history
         findings.cut = {str(shard): end for shard, end in sorted(erasure.cut.items())}
         if request.mode is ErasureMode.CHECK:
             await self._take_cut_of_record(erasure)
@@ -337,6 +374,7 @@ class ErasureJob(Job[_Erasure, None]):
 
     async def _search(self, erasure: _Erasure) -> None:
         assert erasure.table is not None
+        request = erasure.request
         if erasure.files is None:
             erasure.files = await self._table_files(erasure)
             erasure.waiting = self._search_jobs(erasure)
@@ -345,7 +383,9 @@ class ErasureJob(Job[_Erasure, None]):
             return
         self._count(erasure)
         is_blocked = erasure.files.foreign & erasure.matched
-        if erasure.request.mode is ErasureMode.CHECK:
+        if request.history is HistoryChoice.REWRITE and request.mode is not ErasureMode.CHECK:
+            await self._check_rewritable(erasure)
+        if request.mode is ErasureMode.CHECK:
             await self._check_places(erasure)
             return
         if is_blocked:
@@ -354,14 +394,15 @@ class ErasureJob(Job[_Erasure, None]):
                 f"partitioning, such as {min(is_blocked)}",
                 "delete the rows with that engine (DELETE, then rewrite_data_files), and erase again",
             )
-        if erasure.request.mode is ErasureMode.DRY_RUN:
+        if request.mode is ErasureMode.DRY_RUN:
             await self._end(erasure)
             return
-        if erasure.progress.findings.snapshots and not erasure.request.drops_history:
+        if erasure.progress.findings.snapshots and request.history is HistoryChoice.REFUSE:
             raise _Refused(
                 f"{counted(len(erasure.progress.findings.snapshots), 'older snapshot')} of the table, tags included, "
                 "have the messages",
-                "`--history drop` removes these snapshots, tags and branches; nothing was changed",
+                "`--history drop` removes these snapshots, tags and branches; `--history rewrite` keeps them, without "
+                "the messages. Nothing was changed",
             )
         erasure.waiting = self._erase_jobs(erasure)
         erasure.progress.done, erasure.progress.all = 0, len(erasure.waiting)
@@ -372,8 +413,9 @@ class ErasureJob(Job[_Erasure, None]):
         assert table is not None
         planned: PlannedFiles = await self._list_files(table)
         main = {file.location: file for file in planned.files}
-        live = await self._data_paths(table.manifests or ())
+        live, deletes = await self._searched_paths(table.manifests or ())
         history: dict[int, frozenset[str]] = {}
+        history_deletes: set[str] = set()
         for snapshot in table.table.snapshots:
             if snapshot["snapshot-id"] != table.table.current_snapshot_id:
                 if "manifest-list" not in snapshot:
@@ -382,10 +424,12 @@ class ErasureJob(Job[_Erasure, None]):
                         "expire it first: it is of format v1",
                     )
                 manifests = await self._manifests.list_manifests(str(snapshot["manifest-list"]))
-                history[snapshot["snapshot-id"]] = await self._data_paths(manifests)
+                data, by_value = await self._searched_paths(manifests)
+                history[snapshot["snapshot-id"]] = data | by_value
+                history_deletes |= by_value
         strays: frozenset[str] = frozenset()
         if erasure.request.mode is ErasureMode.CHECK:
-            named = {object_identity(path) for path in live.union(*history.values())}
+            named = {object_identity(path) for path in live.union(deletes, *history.values())}
             folders = {table.table.location.rstrip("/"), data_folder(table.table)}
             below = [f"{folder}/{name}" for folder in folders for name in await self._files.files_below(folder)]
             strays = frozenset(
@@ -393,17 +437,19 @@ class ErasureJob(Job[_Erasure, None]):
                 for location in below
                 if location.endswith(".parquet") and object_identity(location) not in named
             )
-        return _TableFiles(main, live - main.keys(), planned, history, strays)
+        return _TableFiles(main, live - main.keys(), planned, deletes, history, frozenset(history_deletes), strays)
 
-    async def _data_paths(self, manifests: Sequence[ManifestFile]) -> frozenset[str]:
-        return frozenset(
-            [
-                entry.file_path
-                for manifest in manifests
-                if manifest.content == DATA_CONTENT
-                for entry in await self._manifests.live_entries(manifest)
-            ]
-        )
+    async def _searched_paths(self, manifests: Sequence[ManifestFile]) -> tuple[frozenset[str], frozenset[str]]:
+        """The files of manifests that have values of messages: data files, and deletes by value."""
+        data: set[str] = set()
+        by_value: set[str] = set()
+        for manifest in manifests:
+            for entry in await self._manifests.live_entries(manifest):
+                if manifest.content == DATA_CONTENT:
+                    data.add(entry.file_path)
+                elif entry.content == EQUALITY_DELETES_CONTENT:
+                    by_value.add(entry.file_path)
+        return frozenset(data), frozenset(by_value)
 
     def _search_jobs(self, erasure: _Erasure) -> list[SearchJob]:
         assert erasure.table is not None
@@ -418,14 +464,23 @@ class ErasureJob(Job[_Erasure, None]):
         target = self._target(erasure.table)
         for location in sorted(erasure.files.others):
             group = GroupJob(len(jobs), erasure.table.topic_id, target, [], [InputFile(location, 0)])
-            jobs.append(SearchJob(len(jobs), group, erasure.request.where, is_live=False, cut=cut))
+            is_delete = location in erasure.files.all_deletes
+            where = erasure.request.where
+            jobs.append(SearchJob(len(jobs), group, where, is_live=False, is_delete=is_delete, cut=cut))
             erasure.locations[len(jobs) - 1] = location
         return jobs
 
     def _erase_jobs(self, erasure: _Erasure) -> list[SearchJob]:
-        """The files of main that have the messages, to be written again."""
+        """The files of main that have the messages, to be written again; and those to which a delete by value with the
+        messages may apply, so that it is not needed any more."""
         assert erasure.files is not None
-        files = [file for location, file in sorted(erasure.files.main.items()) if location in erasure.matched]
+        planned = erasure.files.planned
+        deletes = {name for name, delete in planned.deletes.items() if delete.file.location in erasure.matched}
+        files = [
+            file
+            for location, file in sorted(erasure.files.main.items())
+            if location in erasure.matched or deletes.intersection(file.deletes)
+        ]
         erasure.locations = dict(enumerate(file.location for file in files))
         return [
             SearchJob(number, self._group(number, erasure, file), erasure.request.where, is_written_again=True)
@@ -531,23 +586,7 @@ class ErasureJob(Job[_Erasure, None]):
         applied = applicable_deletes(replaced, planned)
         if not is_as_planned(replaced, planned, current):
             return False
-        record = await self._record(table.topic_id)
-        erased = await self._erased(record)
-        step = ErasedOffsets()
-        for result in results.values():
-            step = step.plus(ErasedOffsets(result.erased))
-        total = erased.plus(step)
-        if total.range_count > limits.ERASED_RANGES_MAX:
-            raise _Refused(
-                f"the erased offsets of the topic would be {total.range_count} ranges, more than "
-                f"{limits.ERASED_RANGES_MAX}",
-                "narrow the predicate, or let the topic's retention remove the messages",
-            )
-        data = await self._offload.run(lambda: encode_erased(total))
-        name = erased_name(self._lease.check(), self._randomness.token(16).hex())
-        location = f"{metadata_folder(table.table)}/{name}"
-        with self._effects.happens(Effect.NOTE_OFFSETS):
-            await self._files.create(location, [data])
+        stated = await self._note_offsets(table, erasure, results.values())
         rewrite = TableRewrite(
             table,
             replaced,
@@ -560,10 +599,8 @@ class ErasureJob(Job[_Erasure, None]):
             applied,
         )
         rows = sum_of(parse_digest(result.erased_rows) for result in results.values())
-        digest = hashlib.sha256(data).hexdigest()
-        cut = dict(erasure.cut)
-        change = ErasedChange(location, digest, total.offset_count, total.range_count, cut, rows)
-        outcome = (await self._commits.commit([TableErasure(rewrite, change)])).get(table.topic_id)
+        change = TableErasure(rewrite, ErasedChange(stated, rows))
+        outcome = (await self._commits.commit([change])).get(table.topic_id)
         if isinstance(outcome, CommittedSnapshot):
             findings = erasure.progress.findings
             findings.erased += rows.rows
@@ -574,6 +611,31 @@ class ErasureJob(Job[_Erasure, None]):
         if isinstance(outcome, NotCommitted) or outcome is None:
             return False
         raise _Refused(outcome.reason, outcome.hint)
+
+    async def _note_offsets(
+        self, table: TopicTable, erasure: _Erasure, results: Iterable[SearchResult]
+    ) -> StatedErasure:
+        """Writes the erased offsets of the topic with those of some files, unless the record has them all."""
+        record = await self._record(table.topic_id)
+        erased, cut = await self._erased(record), dict(erasure.cut)
+        total = erased
+        for result in results:
+            total = total.plus(ErasedOffsets(result.erased))
+        if record is not None and total == erased:
+            return StatedErasure(record.offsets, record.sha256, record.count, record.ranges, cut)
+        if total.range_count > limits.ERASED_RANGES_MAX:
+            raise _Refused(
+                f"the erased offsets of the topic would be {total.range_count} ranges, more than "
+                f"{limits.ERASED_RANGES_MAX}",
+                "narrow the predicate, or let the topic's retention remove the messages",
+            )
+        data = await self._offload.run(lambda: encode_erased(total))
+        name = erased_name(self._lease.check(), self._randomness.token(16).hex())
+        location = f"{metadata_folder(table.table)}/{name}"
+        with self._effects.happens(Effect.NOTE_OFFSETS):
+            await self._files.create(location, [data])
+        sha256 = hashlib.sha256(data).hexdigest()
+        return StatedErasure(location, sha256, total.offset_count, total.range_count, cut)
 
     async def _erased(self, record: ErasedRecord | None) -> ErasedOffsets:
         """The offsets that were erased before. Raises DecodeError for a side file that is not the recorded one."""
@@ -588,9 +650,52 @@ class ErasureJob(Job[_Erasure, None]):
 
     # --- history ---
 
-    async def _drop_history(self, erasure: _Erasure) -> None:
-        """Removes the snapshots that have the messages, with their tags and branches. Those of backups stay: what a
-        backup holds is named in the report."""
+    async def _check_rewritable(self, erasure: _Erasure) -> None:
+        """Refuses a rewrite of history that would change more than the messages, before anything is changed."""
+        assert erasure.table is not None
+        assert erasure.files is not None
+        table, matched, files = erasure.table.table, erasure.matched, erasure.files
+        if table.format_version != _REWRITABLE_FORMAT:
+            raise _Refused(f"history of a table of format v{table.format_version} is not rewritten", _DROP_HINT)
+        stale = set(self._snapshots_with(erasure))
+        if heads := stale & _branch_heads(table):
+            names = [name for name, reference in table.references.items() if reference["snapshot-id"] in heads]
+            raise _Refused(
+                f"branch {min(names)} has the messages: its engine may be about to commit to it",
+                "delete the rows on the branch with that engine and expire the snapshots, or drop the branch",
+            )
+        if by_value := files.all_deletes & matched:
+            raise _Refused(f"deletes by value have the messages, such as {min(by_value)}", _DROP_HINT)
+        # What main deletes now its former snapshots will delete, too, once the erasure has written its files again.
+        if any(matched & paths for paths in (*files.history.values(), files.main.keys())):
+            await self._check_no_positions(erasure, stale)
+
+    async def _check_no_positions(self, erasure: _Erasure, stale: Collection[int]) -> None:
+        """Deletes by position name rows by file and place, and would miss them in other files."""
+        assert erasure.table is not None
+        table = erasure.table.table
+        lists = [
+            str(snapshot["manifest-list"])
+            for snapshot in table.snapshots
+            if snapshot["snapshot-id"] in stale or snapshot["snapshot-id"] == table.current_snapshot_id
+        ]
+        manifests = {
+            manifest.path: manifest
+            for location in lists
+            for manifest in await self._manifests.list_manifests(location)
+            if manifest.content != DATA_CONTENT
+        }
+        for manifest in manifests.values():
+            for entry in await self._manifests.live_entries(manifest):
+                paths = delete_file_of_entry(entry, manifest.sequence_number).paths
+                if entry.content != EQUALITY_DELETES_CONTENT and (
+                    paths is None or any(paths[0] <= path.encode() <= paths[1] for path in erasure.matched)
+                ):
+                    raise _Refused(f"{entry.file_path} deletes rows of these files by position", _DROP_HINT)
+
+    async def _settle_history(self, erasure: _Erasure) -> None:
+        """The next step towards a history without the messages: snapshots are removed or rewritten, and entries of
+        removed files go. Snapshots that a backup holds stay as they are: its documents name their files."""
         assert erasure.table is not None
         table = await self._tables.refreshed(erasure.table)
         if table is None:
@@ -599,56 +704,207 @@ class ErasureJob(Job[_Erasure, None]):
         erasure.table = table
         # Again: the commits of this erasure have made snapshots of history with the files that they replaced.
         erasure.files = await self._table_files(erasure)
-        stale = set(self._snapshots_with(erasure))
-        held = {
-            reference["snapshot-id"]
-            for name, reference in table.table.references.items()
-            if name.startswith(BACKUP_TAG)
-        }
-        held |= {
-            snapshot_id
-            for snapshots in (await held_snapshots(self._store, table.table.uuid or "")).values()
-            for snapshot_id in snapshots
-        }
+        stale, held = set(self._snapshots_with(erasure)), await self._held(table)
         findings = erasure.progress.findings
         findings.must_do = [
             f"backup: tag {name} of {table.identifier} has the messages; `icestream backup delete "
             f"{name.removeprefix(BACKUP_TAG)}` deletes the backup with its tag, then erase again"
             for name, reference in sorted(table.table.references.items())
             if name.startswith(BACKUP_TAG) and reference["snapshot-id"] in stale
-        ][: limits.ERASURE_LISTED_MAX]
-        if removable := stale - held:
-            updates: list[Object] = [
-                {"action": "remove-snapshot-ref", "ref-name": name}
-                for name, reference in sorted(table.table.references.items())
-                if reference["snapshot-id"] in removable and name != MAIN
-            ]
-            updates.append({"action": "remove-snapshots", "snapshot-ids": sorted(removable)})
-            requirements: list[Object] = [
-                {"type": "assert-table-uuid", "uuid": table.table.uuid},
-                {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": table.table.current_snapshot_id},
-            ]
-            with self._effects.happens(Effect.DROP_HISTORY):
-                outcome = await self._catalog.commit(table.identifier, TableChange(requirements, updates))
-            table.is_stale = True
-            if not isinstance(outcome, CommitDone):
-                erasure.attempts += 1
-                if erasure.attempts > limits.ERASURE_ATTEMPTS_MAX:
-                    raise _Refused("the table changed again and again while its history was removed", "erase again")
+        ]
+        findings.must_do += [
+            f"table: {location} deletes rows by values of the messages, and files of other engines need it: have the "
+            "engine rewrite them, then erase again"
+            for location in sorted(erasure.files.deletes & erasure.matched)
+        ]
+        del findings.must_do[limits.ERASURE_LISTED_MAX :]
+        if erasure.request.history is not HistoryChoice.REWRITE:
+            if updates := _drops(table.table, stale - held):
+                await self._change_table(erasure, table, updates, findings)
                 return
-            names = [str(update["ref-name"]) for update in updates if update["action"] == "remove-snapshot-ref"]
-            findings.snapshots = sorted({*findings.snapshots, *map(str, removable)})
-            findings.references = sorted({*findings.references, *names})
-        if erasure.matched:
+        elif not await self._has_written_history(erasure, stale - held):
+            return
+        if _has_statistics(table.table):
+            await self._change_table(erasure, table, _statistics_drops(table.table), findings)
+            return
+        if await self._rewrite_step(erasure, table, held):
+            self._end_history(erasure, table)
+
+    async def _held(self, table: TopicTable) -> set[int]:
+        """The snapshots that backups hold."""
+        tagged = {
+            reference["snapshot-id"]
+            for name, reference in table.table.references.items()
+            if name.startswith(BACKUP_TAG)
+        }
+        holds = await held_snapshots(self._store, table.table.uuid or "")
+        return tagged.union(*holds.values())
+
+    async def _change_table(
+        self, erasure: _Erasure, table: TopicTable, updates: Sequence[Object], findings: ErasureFindings
+    ) -> None:
+        """Removes snapshots, references or statistics. What comes meanwhile is seen in the next step."""
+        requirements: list[Object] = [
+            {"type": "assert-table-uuid", "uuid": table.table.uuid},
+            {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": table.table.current_snapshot_id},
+        ]
+        with self._effects.happens(Effect.DROP_HISTORY):
+            outcome = await self._catalog.commit(table.identifier, TableChange(requirements, updates))
+        table.is_stale = True
+        if not isinstance(outcome, CommitDone):
+            self._count_attempt(erasure)
+            return
+        names = [str(update["ref-name"]) for update in updates if update["action"] == "remove-snapshot-ref"]
+        dropped = [
+            str(snapshot_id)
+            for update in updates
+            if update["action"] == "remove-snapshots"
+            for snapshot_id in update["snapshot-ids"]
+        ]
+        findings.snapshots = sorted({*findings.snapshots, *dropped})
+        findings.references = sorted({*findings.references, *names})
+
+    def _count_attempt(self, erasure: _Erasure) -> None:
+        erasure.attempts += 1
+        if erasure.attempts > limits.ERASURE_ATTEMPTS_MAX:
+            raise _Refused("the table changed again and again while its history was changed", "erase again")
+
+    def _end_history(self, erasure: _Erasure, table: TopicTable) -> None:
+        if erasure.matched or erasure.progress.findings.swept:
             seconds = self._options.clean_up_delay_ms / 1000
-            findings.pending = [
-                f"table: {counted(len(erasure.matched), 'data file')} with the messages, and the manifests of removed "
-                f"snapshots, go with the clean-up, {seconds:.0f} s from now at the earliest"
+            erasure.progress.findings.pending = [
+                f"table: {counted(len(erasure.matched), 'data file')} with the messages, and manifests of before, go "
+                f"with the clean-up, {seconds:.0f} s from now at the earliest"
             ]
         # Also if an earlier driver has removed it all: the clean-up looks what it may remove.
         self._jobs.table_committed(table)
         deadline_ns = self._clock.monotonic_ns() + int(limits.ERASURE_LOG_SECONDS * 1e9)
         erasure.phase, erasure.deadline_ns = "log", deadline_ns
+
+    # --- history that is rewritten ---
+
+    async def _has_written_history(self, erasure: _Erasure, rewritten: Collection[int]) -> bool:
+        """Whether every file with messages in these snapshots was written again; otherwise that is begun."""
+        assert erasure.files is not None
+        assert erasure.table is not None
+        epoch = self._lease.check()
+        if erasure.exchange_epoch != epoch:
+            erasure.exchanged, erasure.exchange_epoch, erasure.rewrite = {}, epoch, None
+        named = {path for snapshot_id in rewritten for path in erasure.files.history[snapshot_id]}
+        missing = sorted((named & erasure.matched) - erasure.exchanged.keys())
+        if not missing:
+            return True
+        if len(erasure.exchanged) + len(missing) > limits.CATALOG_REWRITE_FILES_MAX:
+            raise _Refused(
+                f"more than {limits.CATALOG_REWRITE_FILES_MAX} files of history have the messages", _DROP_HINT
+            )
+        erasure.rewrite = None
+        target, rows = self._target(erasure.table), await self._rows_of(erasure, missing)
+        erasure.locations = dict(enumerate(missing))
+        erasure.waiting = [
+            SearchJob(
+                number,
+                GroupJob(
+                    number,
+                    erasure.table.topic_id,
+                    target,
+                    [],  # the entry keeps its partition: rows of one file stay in it
+                    [InputFile(location, rows[location])],
+                    memory_bytes=limits.ERASURE_TASK_BYTES,
+                ),
+                erasure.request.where,
+                is_written_again=True,
+            )
+            for number, location in enumerate(missing)
+        ]
+        erasure.progress.done, erasure.progress.all = 0, len(missing)
+        erasure.results, erasure.phase = {}, "rewrite"
+        return False
+
+    async def _rows_of(self, erasure: _Erasure, locations: Sequence[str]) -> dict[str, int]:
+        """The rows of files of history, by their entries."""
+        assert erasure.table is not None
+        rows: dict[str, int] = {}
+        manifests: dict[str, ManifestFile] = {}
+        for snapshot in erasure.table.table.snapshots:
+            for manifest in await self._manifests.list_manifests(str(snapshot["manifest-list"])):
+                manifests[manifest.path] = manifest
+        for manifest in manifests.values():
+            if manifest.content == DATA_CONTENT and not rows.keys() >= set(locations):
+                rows |= {entry.file_path: entry.record_count for entry in await self._manifests.live_entries(manifest)}
+        return rows
+
+    async def _write_history(self, erasure: _Erasure) -> None:
+        """Writes files of history again, without the messages. Deletes are not applied: they go on to apply."""
+        is_all = await self._run_tasks(erasure)
+        results, erasure.results = erasure.results, {}
+        for number, result in results.items():
+            if result.is_gone:
+                self._begin_again(erasure)
+                return
+            erasure.exchanged[erasure.locations[number]] = result
+            erasure.progress.findings.files_rewritten += 1
+        if is_all:
+            erasure.phase = "history"
+
+    async def _rewrite_step(self, erasure: _Erasure, table: TopicTable, held: Collection[int]) -> bool:
+        """Gives the next snapshots their new manifests. Returns whether all of them have what they must have."""
+        epoch = self._lease.check()
+        if erasure.rewrite is None:
+            files = {path: result.files[0] if result.files else None for path, result in erasure.exchanged.items()}
+            erasure.rewrite = HistoryRewrite(self._manifests, self._files, self._offload, files, epoch)
+        waiting = [
+            snapshot
+            for snapshot in table.table.snapshots
+            if snapshot["snapshot-id"] not in held and snapshot["snapshot-id"] not in erasure.settled
+        ]
+        step = waiting[: limits.ERASURE_STEP_SNAPSHOTS]
+        heads = _branch_heads(table.table)
+        token = self._randomness.token(16)
+        if table.table.format_version != _REWRITABLE_FORMAT:
+            return True  # what remains is named by a check
+        change = await erasure.rewrite.change(table.table, step, token, keeps_rows=heads.__contains__)
+        erasure.progress.done, erasure.progress.all = len(erasure.settled), len(erasure.settled) + len(waiting)
+        if change.snapshots and not await self._commit_history(erasure, table, change, epoch):
+            return False
+        erasure.settled |= {snapshot["snapshot-id"] for snapshot in step}
+        return len(step) == len(waiting)
+
+    async def _commit_history(self, erasure: _Erasure, table: TopicTable, change: HistoryChange, epoch: int) -> bool:
+        """Commits snapshots with other manifest lists. False if the table changed meanwhile."""
+        results = {path: erasure.exchanged[path] for path in sorted(change.replaced)}
+        stated = await self._note_offsets(table, erasure, results.values())
+        await self._files.create_all([(file.location, file.chunks) for file in change.files])
+        round_id = self._randomness.token(16)
+        claim = HistoryClaim(
+            round_id,
+            table.topic_id,
+            epoch,
+            change.snapshots,
+            [_exchanged_file(path, result) for path, result in results.items()],
+            stated,
+            table.table.fields["last-sequence-number"],
+            self._options.lease_name,
+        )
+        requirements: list[Object] = [
+            {"type": "assert-table-uuid", "uuid": table.table.uuid},
+            history_requirement(claim, str(uuid.UUID(bytes=round_id))),
+        ]
+        with self._effects.happens(Effect.REWRITE_HISTORY):
+            outcome = await self._catalog.commit(table.identifier, TableChange(requirements, []))
+        table.is_stale = True
+        if not isinstance(outcome, CommitDone):
+            self._jobs.files_left_behind(table)
+            erasure.rewrite = None  # what it has written is in no list
+            erasure.settled.clear()
+            self._count_attempt(erasure)
+            return False
+        findings = erasure.progress.findings
+        names = {str(snapshot["snapshot-id"]) for snapshot in change.snapshots}
+        rewritten = names & {str(snapshot_id) for snapshot_id in self._snapshots_with(erasure)}
+        findings.snapshots = sorted({*findings.snapshots, *rewritten})
+        findings.swept += len(names - rewritten)
+        return True
 
     # --- log ---
 
@@ -672,9 +928,9 @@ class ErasureJob(Job[_Erasure, None]):
         assert erasure.table is not None
         assert erasure.files is not None
         files, left = erasure.files, []
-        main = [location for location in erasure.matched if location in files.main or location in files.foreign]
-        history = set().union(*files.history.values()) - files.main.keys() - files.foreign
-        left += [f"table: {location}" for location in sorted(main)]
+        of_main = files.main.keys() | files.foreign | files.deletes
+        history = set().union(*files.history.values()) - of_main
+        left += [f"table: {location}" for location in sorted(of_main & erasure.matched)]
         left += [
             f"history: {location}, of a snapshot or tag that is kept" for location in sorted(history & erasure.matched)
         ]
@@ -682,6 +938,7 @@ class ErasureJob(Job[_Erasure, None]):
             f"storage: {location}, in no snapshot: the clean-up removes it"
             for location in sorted(files.strays & erasure.matched)
         ]
+        left += await self._telling_entries(erasure)
         left += await self._stale_metadata(erasure)
         left += await self._broker.retire_log(erasure.request.topic_id, erasure.cut, is_check=True)
         findings = erasure.progress.findings
@@ -689,6 +946,40 @@ class ErasureJob(Job[_Erasure, None]):
         if len(left) > limits.ERASURE_LISTED_MAX:
             findings.left.append(f"and {counted(len(left) - limits.ERASURE_LISTED_MAX, 'place')} more")
         await self._end(erasure)
+
+    async def _telling_entries(self, erasure: _Erasure) -> list[str]:
+        """Manifests of snapshots with entries of removed files whose bounds may have an erased key (hazard 97), and
+        statistics that have one. An erasure leaves no such entries. One that came later is of a file without the
+        messages, unless a value of the predicate stands in its bounds: then nobody has erased it."""
+        table = erasure.table
+        assert table is not None
+        record = await self._record(erasure.request.topic_id)
+        swept_to = 0 if record is None else record.swept_to
+        literals = _literals(erasure.request.where)
+        left: list[str] = []
+        seen: set[str] = set()
+        for snapshot in table.table.snapshots:
+            for manifest in await self._manifests.list_manifests(str(snapshot["manifest-list"])):
+                if manifest.path in seen:
+                    continue
+                seen.add(manifest.path)
+                is_old = manifest.sequence_number <= swept_to
+                telling = [
+                    entry.file_path
+                    for entry in await self._manifests.removed_entries(manifest)
+                    if is_old or _tells(entry, literals)
+                ]
+                if telling:
+                    left.append(
+                        f"metadata: {manifest.path} of snapshot {snapshot['snapshot-id']} has bounds of "
+                        f"{counted(len(telling), 'removed file')}, such as {telling[0]}"
+                    )
+        for name in ("statistics", "partition-statistics"):
+            for statistics in table.table.fields.get(name) or ():
+                data = await self._files.read(statistics["statistics-path"])
+                if any(literal in data for literal in literals):
+                    left.append(f"metadata: {statistics['statistics-path']} has a value of the predicate")
+        return left
 
     async def _stale_metadata(self, erasure: _Erasure) -> list[str]:
         """Manifests and manifest lists that no snapshot names: bounds in them may have an erased key (hazard 97)."""
@@ -733,3 +1024,63 @@ def _column_types(table: TableMetadata) -> dict[str, str]:
         column["name"]: column["type"] if isinstance(column["type"], str) else str(column["type"]["type"])
         for column in table.current_schema["fields"]
     }
+
+
+def _branch_heads(table: TableMetadata) -> set[int]:
+    return {
+        reference["snapshot-id"] for reference in table.references.values() if reference.get("type") == "branch"
+    } | ({table.current_snapshot_id} - {None})  # type: ignore[operator]
+
+
+def _drops(table: TableMetadata, removable: Collection[int]) -> list[Object]:
+    """The updates that remove snapshots with their references; none if there are none."""
+    if not removable:
+        return []
+    updates: list[Object] = [
+        {"action": "remove-snapshot-ref", "ref-name": name}
+        for name, reference in sorted(table.references.items())
+        if reference["snapshot-id"] in removable and name != MAIN
+    ]
+    return [*updates, {"action": "remove-snapshots", "snapshot-ids": sorted(removable)}]
+
+
+def _has_statistics(table: TableMetadata) -> bool:
+    return bool(table.fields.get("statistics") or table.fields.get("partition-statistics"))
+
+
+def _statistics_drops(table: TableMetadata) -> list[Object]:
+    """The updates that remove statistics: engines make them from rows, and make them again."""
+    return [
+        {"action": f"remove-{name}", "snapshot-id": statistics["snapshot-id"]}
+        for name in ("statistics", "partition-statistics")
+        for statistics in table.fields.get(name) or ()
+    ]
+
+
+def _exchanged_file(path: str, result: SearchResult) -> ExchangedFile:
+    return ExchangedFile(
+        path,
+        result.files[0].location if result.files else "",
+        parse_digest(result.replaced_rows),
+        parse_digest(result.erased_rows),
+        parse_digest(result.added_rows),
+    )
+
+
+def _literals(where: str) -> list[bytes]:
+    """The texts and bytes that a predicate compares with."""
+    literals = [comparison.value for comparison in comparisons_of(parse_predicate(where))]
+    texts = [
+        value.encode() if isinstance(value, str) else value for value in literals if isinstance(value, str | bytes)
+    ]
+    return [text for text in texts if text]
+
+
+def _tells(entry: ManifestEntry, literals: Collection[bytes]) -> bool:
+    """Whether a bound of an entry is a value of the predicate, as far as bounds reach: they are cut off."""
+    bounds = {*entry.lower_bounds.values(), *entry.upper_bounds.values()}
+    return any(
+        bound == literal or (len(literal) >= BOUND_LENGTH and bound[: BOUND_LENGTH - 1] == literal[: BOUND_LENGTH - 1])
+        for bound in bounds
+        for literal in literals
+    )

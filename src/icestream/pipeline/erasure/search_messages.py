@@ -21,6 +21,7 @@ class SearchJob(msgspec.Struct, frozen=True):
     where: str
     is_written_again: bool = False  # without the rows that match
     is_live: bool = True  # in the current snapshot: its deletes are applied to what is counted
+    is_delete: bool = False  # a file of deletes by value, which has values of rows that it deletes
     cut: dict[int, int] = {}  # rows at or above it are counted apart; empty: no cut
 
 

@@ -36,7 +36,7 @@ from icestream.catalog.catalog_records import TableRecord
 from icestream.catalog.cleanup.files_in_use import FilesInUse, FilesInUseScan
 from icestream.catalog.condemned_files import CondemnedState, StoredRecord
 from icestream.catalog.plans.commit_plans import erased_record
-from icestream.catalog.topic_rules.erase_claim import ErasedRecord
+from icestream.catalog.topic_rules.erased_record import ErasedRecord
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.file_io import TableFiles

@@ -91,10 +91,14 @@ class WatchedTable:
             snapshot.parent_id for snapshot in (before | self.snapshots).values() if snapshot.operation == _APPEND
         }
         for snapshot_id, snapshot in before.items():
-            if snapshot_id not in self.snapshots:
+            watched = self.snapshots.get(snapshot_id)
+            if watched is None:
                 # Its data files live on in a child that only appended, so that its manifests need not be read.
                 is_carried = snapshot_id in carried_ids
                 self._append([PendingRemoval(due_ns, snapshot.manifest_list, True, True, is_carried)])
+            elif watched.manifest_list != snapshot.manifest_list:
+                # An erasure has given it another list, without files that the child of an earlier commit has, too.
+                self._append([PendingRemoval(due_ns, snapshot.manifest_list, True, True)])
         gone_statistics = sorted(statistics_before - self.statistics)
         self.add(PendingRemoval(due_ns, location, was_committed=True) for location in gone_statistics)
 
