@@ -54,6 +54,14 @@ class Node:
         with urllib.request.urlopen(f"{self.catalog}/v1/namespaces/default/tables/{topic}", timeout=60) as answer:
             return json.load(answer)["metadata"]
 
+    def verify(self, topic: str) -> Any:
+        """The report of `icestream verify --deep`."""
+        command = [str(broker.PROGRAM), "verify", topic, "--deep", "--output", "json", "--set"]
+        done = subprocess.run([*command, f"ports.lake={self.lake_port}"], capture_output=True, text=True, check=False)
+        if not done.stdout:
+            raise RunFailed(f"verify {topic}: {done.stderr.strip()[-500:]}")
+        return json.loads(done.stdout)
+
     def lake_pid(self) -> int:
         for pid in process.family(self.target.pid):
             if b"icestream.processes.child_main\0lake" in Path(f"/proc/{pid}/cmdline").read_bytes():

@@ -20,8 +20,8 @@ PARTS = {
     ),
     "lake": ("catalog", "backup"),
     "pipeline": (
-        "pipeline", "append", "compaction", "tablecare", "newtopics", "freshness", "freshness1000", "producers",
-        "replay", "coldreaders", "caches", "writers",
+        "pipeline", "append", "compaction", "tablecare", "longrun", "newtopics", "freshness", "freshness1000",
+        "producers", "replay", "coldreaders", "caches", "writers",
     ),
     "raft": ("raft",),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import icestream
 from icestream.pipeline.driver.effects import Effect, place_of
@@ -60,6 +60,8 @@ class FaultAction(StrEnum):
 
 
 class FaultRun:
+    SETTINGS: tuple[str, ...] = ()
+
     def __init__(self, folder: Path, fault: Path) -> None:
         """`fault`: the file that the driver looks into, by its environment."""
         self._folder = folder
@@ -74,9 +76,10 @@ class FaultRun:
             self._folder / "data",
             "--set", f"ports.lake={self._port}",
             "--set", f"storage.iceberg_config.catalog.request_timeout_ms={REQUEST_MS}",
+            *self.SETTINGS,
         )  # fmt: skip
 
-    def __enter__(self) -> FaultRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -125,15 +128,15 @@ class FaultRun:
         DEEDS[deed](self, self.still_at(effect, is_before))
         self.publish()
 
-    def still_at(self, effect: Effect, is_before: bool) -> int:
-        """The driver, which stands still there."""
+    def still_at(self, effect: Effect, is_before: bool, cause: Callable[[], None] | None = None) -> int:
+        """The driver, which stands still there. `cause`: what brings it there; by default what `_cause` knows."""
         if not self.published or (effect in _SPARK and not self._workers()):
             self.publish()
             self.check()
         new_file = self._fault.with_suffix(".new")
         new_file.write_text(place_of(effect, is_before))
         new_file.rename(self._fault)
-        self._cause(effect)
+        (cause or partial(self._cause, effect))()
         return until(self._standing, SECONDS_MAX)
 
     def _standing(self) -> int:
@@ -201,7 +204,18 @@ class FaultRun:
         """Waits until all that was published is committed, and checks it."""
         for topic, messages in self.published.items():
             until(partial(self._is_committed, topic), SECONDS_MAX, 0.1)
-            check_table(self._table(topic)["metadata-location"], {0: messages}, self._verified(topic))
+            table, report = until(partial(self._table_and_report, topic), SECONDS_MAX)
+            check_table(table["metadata-location"], {0: messages}, report, self.gone(topic, report))
+
+    def _table_and_report(self, topic: str) -> tuple[dict[str, Any], VerifyReport] | None:
+        """Both of the same snapshot; None if another one came in between."""
+        table, report = self._table(topic), self._verified(topic)
+        is_same = table and table["metadata"].get("current-snapshot-id") == report.snapshot_id
+        return (table, report) if is_same else None
+
+    def gone(self, topic: str, report: VerifyReport) -> dict[int, set[int]]:
+        """The offsets of a topic that are no rows any more, by shard."""
+        return {}
 
     def check_compacted(self) -> None:
         """Whatever became of a compaction: another one finishes it, and the rows are the same."""

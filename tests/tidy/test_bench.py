@@ -26,6 +26,7 @@ def test_every_scenario_of_the_benchmark_loads() -> None:
         "backlog",
         "burst_client",
         "mqtt_clients",
+        "care_load",
         "catalog_client",
         "danube_client",
         "paced",

@@ -21,7 +21,8 @@ async def test_whatever_happens_beside_compaction_every_row_stays(tmp_path: Path
 
 @pytest.mark.chaos
 @pytest.mark.timeout(3_000)
-async def test_whatever_happens_beside_compaction_every_row_stays_for_long(tmp_path: Path) -> None:
-    counts = [await run_model(tmp_path / str(seed), seed) for seed in range(100, 300)]
-    assert sum(compactions for compactions, _ in counts) >= 200
-    assert sum(erased for _, erased in counts) >= 200
+@pytest.mark.parametrize("first", range(100, 300, 50))
+async def test_whatever_happens_beside_compaction_every_row_stays_for_long(tmp_path: Path, first: int) -> None:
+    counts = [await run_model(tmp_path / str(seed), seed) for seed in range(first, first + 50)]
+    assert sum(compactions for compactions, _ in counts) >= 50
+    assert sum(erased for _, erased in counts) >= 100
