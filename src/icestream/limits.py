@@ -1128,6 +1128,9 @@ COMPACTION_GROUP_FILES_MAX: Final = 1_000
 COMPACTION_FILE_BYTES_MAX: Final = 512 * MIB
 # Small files next to one another that are worth a rewrite while messages arrive: fewer cost more than they save.
 COMPACTION_FILES_MIN: Final = 8
+# Column chunks that a compaction copies without decoding them, on average: of smaller ones there would be many pages,
+# each of which costs a scan time (a twentieth more with this size, a fifth with a quarter of it).
+COPIED_CHUNK_BYTES_MIN: Final = 256 * KIB
 # A file of which this share is deleted is rewritten by itself: readers decode its rows for nothing.
 COMPACTION_DELETED_SHARE: Final = 10
 # Without messages for so long, two files are merged: nothing else would join them.

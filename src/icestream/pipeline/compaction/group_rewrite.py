@@ -5,6 +5,8 @@
     read         the first files of the group that fit the memory of a task, by the sizes in their footers. The digest
                  of the rows of each is the one in its footer, which ingest computed from the log; of a file without
                  one it is computed (docs/adr/0064, 0135)
+    copy         column chunks as they are, if the files follow one another by offset and nothing of them is deleted;
+                 else all that follows (copied_chunks.py)
     delete       the rows that delete files delete, as readers do (readers/row_deletes.py); a group with a delete that
                  cannot be applied is left alone
     order        by shard and offset; a row group has rows of one shard (hazard 94). Within parts by other columns,
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import resource
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -34,9 +37,10 @@ from icestream import errors, limits
 from icestream.model.pipeline_file_name import data_name
 from icestream.model.row_digest import FOOTER_KEY, RowDigest, parse_digest, sum_of
 from icestream.model.task_messages import WrittenFile
+from icestream.pipeline.compaction.copied_chunks import Source, copy_chunks
 from icestream.pipeline.compaction.group_messages import GroupJob, GroupResult, InputFile, decode_job, encode
-from icestream.pipeline.compaction.row_order import layout_id, row_groups
-from icestream.pipeline.files.data_file import encode_parquet
+from icestream.pipeline.compaction.row_order import OFFSET_LAYOUT, layout_id, row_groups
+from icestream.pipeline.files.data_file import ColumnMetrics, column_metrics, encode_parquet
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.parquet_layout import ARROW, REPEATED, ParquetLayout, layout_of
 from icestream.pipeline.files.partition_groups import group_by_partition
@@ -66,15 +70,21 @@ class _FilePart(NamedTuple):
 
 class _Inputs(NamedTuple):
     rows: Any  # that are not deleted
-    locations: list[str]
     digest: RowDigest  # of all rows, by their footers
     deleted: RowDigest
-    bytes: int
 
     @property
     def live(self) -> RowDigest:
         """What the files that replace them must have."""
         return self.digest.minus(self.deleted)
+
+
+class StoredRows(NamedTuple):
+    """What reading a file back shows."""
+
+    digest: RowDigest
+    nulls: dict[str, int]  # of each column
+    metadata: Any
 
 
 def rewrite_group(data: bytes, open_store: OpenStore, name: Callable[[], str]) -> bytes:
@@ -94,73 +104,124 @@ def rewrite_group(data: bytes, open_store: OpenStore, name: Callable[[], str]) -
 
 def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> GroupResult:
     layout, store = layout_of(job.target), open_store(job.target)
-    inputs = _read_inputs(job, layout, store)
-    if len(inputs.locations) < min(1 if job.repartitions else 2, len(job.files)):
+    sources = _read_sources(job, layout, store)
+    if len(sources) < min(1 if job.repartitions else 2, len(job.files)):
         return GroupResult(job.number, reason="too few of its files fit the memory of a task")
-    files, locations = [], []
+    locations = [file.location for file in job.files[: len(sources)]]
+    read_bytes = sum(len(source.data) for source in sources)
+    if (copied := _copy(job, layout, sources, store, name)) is not None:
+        return copied
+    inputs = _decode_sources(job, layout, sources, store)
+    files = []
     parts = list(_parts(job, layout, inputs.rows)) if inputs.rows is not None and inputs.rows.num_rows else []
-    if len(parts) >= len(inputs.locations) and not inputs.deleted.rows and not job.repartitions:
-        return GroupResult(job.number, reason="it would be as many files as before", read_bytes=inputs.bytes)
+    if len(parts) >= len(locations) and not inputs.deleted.rows and not job.repartitions:
+        return GroupResult(job.number, reason="it would be as many files as before", read_bytes=read_bytes)
     for part in parts:
         # One file has all rows: what it should have is known, and reading it back shows whether it has.
         digest = inputs.live if len(parts) == 1 else digest_of(part.rows)
         file, data = encode_group(job, layout, part.rows, name, digest, part.partition)
         store.put(file.location, data)
         files.append(file)
-        locations.append(file.location)
     if failures := store.settle():
-        return GroupResult(job.number, reason=next(iter(failures.values())), read_bytes=inputs.bytes)
+        return GroupResult(job.number, reason=next(iter(failures.values())), read_bytes=read_bytes)
     # The digest is of the files as they are read back, not of the rows that were to be written: a fault of decoder,
     # encoder or store makes it differ from that of the inputs, and the catalog refuses the rewrite (ADR 64, 135).
-    added = sum_of(stored_digest(store.read(location)) for location in locations)
+    added = sum_of(read_back(store, file.location).digest for file in files)
     if added != inputs.live:
-        _check_inputs(store, inputs.locations)
+        _check_inputs(store, locations)
     return GroupResult(
-        job.number,
-        inputs.locations,
-        files,
-        inputs.digest.text,
-        added.text,
-        inputs.deleted.text,
-        read_bytes=inputs.bytes,
+        job.number, locations, files, inputs.digest.text, added.text, inputs.deleted.text, read_bytes=read_bytes
     )
 
 
-def stored_digest(data: bytes) -> RowDigest:
-    """The digest of the rows of a file, as a reader finds them."""
-    with pa.BufferReader(data) as source:
-        return digest_of(decode_rows(source, pq.read_metadata(source)))
+def _copy(
+    job: GroupJob, layout: ParquetLayout, sources: list[Source], store: FileStore, name: Callable[[], str]
+) -> GroupResult | None:
+    """Makes one file of all, most of it copied; None if the rows have to be decoded. Nothing was written then."""
+    locations = [file.location for file in job.files[: len(sources)]]
+    read_bytes = sum(len(source.data) for source in sources)
+    digests = [digest for source in sources if (digest := footer_digest(source.metadata)) is not None]
+    if (
+        len(digests) < max(2, len(sources))
+        or job.repartitions
+        or any(file.deletes for file in job.files[: len(sources)])
+        or layout_id(job.target.clustering, layout) != OFFSET_LAYOUT
+        or read_bytes > job.target.target_bytes
+    ):
+        return None
+    digest = sum_of(digests)
+    copied = copy_chunks(sources, layout, job.target, _footer(job, layout, digest))
+    if copied is None:
+        return None
+    location = _fresh_location(job, name)
+    store.put(location, *copied.pieces)
+    failures = store.settle()
+    size, rows = sum(map(len, copied.pieces)), copied.rows
+    del copied
+    sources.clear()
+    if failures:
+        return GroupResult(job.number, reason=next(iter(failures.values())), read_bytes=read_bytes)
+    stored = read_back(store, location)
+    if stored.digest != digest:
+        _check_inputs(store, locations)
+    metrics = column_metrics(layout, stored.metadata, stored.nulls)
+    file = _entry(job, layout, location, size, rows, metrics, digest, job.partition)
+    return GroupResult(job.number, locations, [file], digest.text, stored.digest.text, read_bytes=read_bytes)
+
+
+def read_back(store: FileStore, location: str) -> StoredRows:
+    """Reads a file as readers do, one row group after another."""
+    digests: list[RowDigest] = []
+    nulls: Counter[str] = Counter()
+    with store.open(location) as source:
+        metadata = pq.read_metadata(source)
+        for number in range(metadata.num_row_groups):
+            rows = decode_rows(source, metadata, [number])
+            digests.append(digest_of(rows))
+            nulls.update({name: rows.column(name).null_count for name in rows.column_names})
+    return StoredRows(sum_of(digests), nulls, metadata)
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _read_inputs(job: GroupJob, layout: ParquetLayout, store: FileStore) -> _Inputs:
-    """Reads the first files of the group, as many as fit. Raises TableUnreadable for one that is not understood."""
-    tables, locations, digests, deleted = [], [], [], []
-    row_deletes = row_deletes_in(store)
-    decoded_bytes = read_bytes = 0
+def _read_sources(job: GroupJob, layout: ParquetLayout, store: FileStore) -> list[Source]:
+    """Reads the first files of the group, as many as fit when they are decoded. Raises TableUnreadable for one that is
+    not understood."""
+    sources: list[Source] = []
+    decoded_bytes = 0
     for file in job.files:
         data = store.read(file.location)
-        read_bytes += len(data)
         with pa.BufferReader(data) as source:
             metadata = pq.read_metadata(source)
-            groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-            decoded_bytes += sum(group.total_byte_size for group in groups) + _ROW_BYTES * metadata.num_rows
-            if decoded_bytes > job.memory_bytes:
-                break
-            check_understood(file.location, metadata, layout)
-            rows = decode_rows(source, metadata)
-        digest = footer_digest(metadata) or digest_of(rows)
-        if not file.rows == rows.num_rows == digest.rows:
+        groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+        decoded_bytes += sum(group.total_byte_size for group in groups) + _ROW_BYTES * metadata.num_rows
+        if decoded_bytes > job.memory_bytes:
+            break
+        check_understood(file.location, metadata, layout)
+        digest = footer_digest(metadata)
+        if metadata.num_rows != file.rows or (digest is not None and digest.rows != file.rows):
             raise has_other_rows(file.location)
+        sources.append(Source(data, metadata))
+    return sources
+
+
+def _decode_sources(job: GroupJob, layout: ParquetLayout, sources: list[Source], store: FileStore) -> _Inputs:
+    """Decodes the files, each of which is dropped from `sources` then, and applies their deletes."""
+    tables, digests, deleted = [], [], []
+    row_deletes = row_deletes_in(store)
+    for file in job.files[: len(sources)]:
+        data, metadata = sources.pop(0)
+        with pa.BufferReader(data) as source:
+            rows = decode_rows(source, metadata)
+        if rows.num_rows != file.rows:
+            raise has_other_rows(file.location)
+        digests.append(footer_digest(metadata) or digest_of(rows))
         live, deleted_rows = split_deleted(rows, deletes_of(job, file, row_deletes, layout))
         tables.append(live)
-        locations.append(file.location)
-        digests.append(digest)
         deleted.append(digest_of(deleted_rows))
     rows = pa.concat_tables(tables, promote_options="default") if tables else None
-    return _Inputs(rows, locations, sum_of(digests), sum_of(deleted), read_bytes)
+    return _Inputs(rows, sum_of(digests), sum_of(deleted))
 
 
 def footer_digest(metadata: Any) -> RowDigest | None:
@@ -212,11 +273,12 @@ def deletes_of(job: GroupJob, file: InputFile, row_deletes: RowDeletes, layout: 
     return row_deletes.of(ScanDataFile(file.location, "parquet", file.rows, 0, 0), deletes, columns)
 
 
-def decode_rows(source: Any, metadata: Any) -> Any:
-    """Returns all rows of a file; text that repeats stays dictionary-encoded, and takes little memory."""
+def decode_rows(source: Any, metadata: Any, groups: Sequence[int] | None = None) -> Any:
+    """Returns the rows of a file, or of these row groups; text that repeats stays dictionary-encoded, and takes little
+    memory."""
     repeated = [name for name in metadata.schema.names if name in REPEATED]
-    with pq.ParquetFile(source, metadata=metadata, read_dictionary=repeated, pre_buffer=False) as parquet:
-        return parquet.read(use_threads=False)
+    parquet = pq.ParquetFile(source, metadata=metadata, read_dictionary=repeated, pre_buffer=False)
+    return parquet.read(use_threads=False) if groups is None else parquet.read_row_groups(groups, use_threads=False)
 
 
 def check_understood(location: str, metadata: Any, layout: ParquetLayout) -> None:
@@ -292,20 +354,41 @@ def encode_group(
     target = job.target
     table = layout.table({column: rows.column(column) for column in rows.column_names}, rows.num_rows)
     groups = row_groups(table, target.clustering, layout)
-    footer = {FOOTER_KEY: digest.text.encode(), LAYOUT_KEY: layout_id(target.clustering, layout).encode()}
+    footer = _footer(job, layout, digest)
     data, metrics = encode_parquet(groups.rows, layout, target.codec, target.codec_level, groups.counts, footer)
+    values = job.partition if partition is None else partition
+    return _entry(job, layout, _fresh_location(job, name), data.size, table, metrics, digest, values), data
+
+
+def _footer(job: GroupJob, layout: ParquetLayout, digest: RowDigest) -> dict[bytes, bytes]:
+    return {FOOTER_KEY: digest.text.encode(), LAYOUT_KEY: layout_id(job.target.clustering, layout).encode()}
+
+
+def _fresh_location(job: GroupJob, name: Callable[[], str]) -> str:
+    return f"{job.target.location.rstrip('/')}/{data_name(job.target.epoch, name())}"
+
+
+def _entry(
+    job: GroupJob,
+    layout: ParquetLayout,
+    location: str,
+    size_bytes: int,
+    rows: Any,
+    metrics: ColumnMetrics,
+    digest: RowDigest,
+    partition: Sequence[object],
+) -> WrittenFile:
+    """The manifest entry of a file. `rows`: shard and offset of each."""
     ids = {column.name: column.field_id for column in layout.columns}
-    location = f"{target.location.rstrip('/')}/{data_name(target.epoch, name())}"
-    file = WrittenFile(
+    return WrittenFile(
         job.topic_id,
         location,
-        data.size,
+        size_bytes,
         rows.num_rows,
-        covered_ranges(table, metrics, ids),
+        covered_ranges(rows, metrics, ids),
         layout.schema_id,
-        target.spec["spec-id"],
-        list(job.partition if partition is None else partition),
+        job.target.spec["spec-id"],
+        list(partition),
         *metrics,
         digest.text,
     )
-    return file, data

@@ -24,6 +24,7 @@ from icestream.pipeline.files.data_file import row_group_counts
 from icestream.pipeline.files.parquet_layout import ParquetLayout
 
 Ints = NDArray[np.int64]
+OFFSET_LAYOUT: Final = "offset-1"
 _BITS: Final = 60  # of a place on the curve, shared by its columns
 
 
@@ -31,9 +32,9 @@ def layout_id(text: str, layout: ParquetLayout) -> str:
     """Returns what the footer says about the order of rows. `text`: the policy, empty where it is unset."""
     clustering = parse_clustering(text)
     if clustering is None:
-        return "stream-1" if _has_streams(layout) else "offset-1"
+        return "stream-1" if _has_streams(layout) else OFFSET_LAYOUT
     if clustering.columns == (BY_OFFSET,):
-        return "offset-1"
+        return OFFSET_LAYOUT
     return f"{'zorder' if clustering.is_zorder else 'columns'}-1:{','.join(clustering.columns)}"
 
 

@@ -29,8 +29,8 @@ from icestream.pipeline.compaction.group_rewrite import (
     encode_group,
     footer_digest,
     has_other_rows,
+    read_back,
     row_deletes_in,
-    stored_digest,
 )
 from icestream.pipeline.erasure.predicate_mask import predicate_mask
 from icestream.pipeline.erasure.search_messages import SearchJob, SearchResult, decode_search, encode
@@ -141,7 +141,7 @@ def _split(
         files.append(written)
     if failures := store.settle():
         raise errors.StorageUnavailable(next(iter(failures.values())), hint="the erasure is tried again")
-    added = stored_digest(store.read(files[0].location)) if files else digest_of(kept)
+    added = read_back(store, files[0].location).digest if files else digest_of(kept)
     return SearchResult(
         counts.number,
         counts.matched,

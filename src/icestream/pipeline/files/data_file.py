@@ -16,8 +16,11 @@ from icestream.pipeline.files.parquet_layout import ParquetColumn, ParquetLayout
 # zstd's default is 3. Most of the time of a file is compression, and payloads seldom get much smaller at higher levels.
 _ZSTD_LEVEL: Final = 1
 # Of a decoded row group: readers hold one as a whole, and our own cache a few of them (limits.SCAN_GROUP_BYTES_MAX).
-_ROW_GROUP_ROWS: Final = 1_048_576
-_ROW_GROUP_BYTES: Final = 32 * limits.MIB
+ROW_GROUP_ROWS: Final = 1_048_576
+ROW_GROUP_BYTES: Final = 32 * limits.MIB
+# Codec and level of a file, as in `zstd-1`: its footer states the codec, and a rewrite may copy its pages only if the
+# level is that of the topic, too.
+CODEC_KEY: Final = b"icestream.codec"
 _FEW_ROWS: Final = 16_384  # these fit one row group, unless they are large in memory
 # Without bounds: the first 16 bytes of these columns do not help to skip files.
 _WITHOUT_BOUNDS: Final = frozenset({"payload", "wire", "headers"})
@@ -49,12 +52,14 @@ def encode_parquet(
     if name == "zstd" and level is None:
         level = _ZSTD_LEVEL
     bounded_columns = [column for column in table.schema.names if column not in _WITHOUT_BOUNDS]
+    has_level = name in ("zstd", "gzip", "brotli")
+    stored_codec = f"{name}-{level}" if has_level and level is not None else name
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(
         sink,
         table.schema,
         compression=compression,
-        compression_level=level if name in ("zstd", "gzip", "brotli") else None,
+        compression_level=level if has_level else None,
         write_statistics=bounded_columns,
         store_schema=False,
         **writer_options(table),
@@ -66,9 +71,9 @@ def encode_parquet(
             for count in group_rows:
                 writer.write_table(table.slice(start, count), count)
                 start += count
-        if footer:
-            writer.add_key_value_metadata(footer)
-    return sink.getvalue(), _metrics(table, layout, writer.writer.metadata)
+        writer.add_key_value_metadata({CODEC_KEY: stored_codec.encode(), **(footer or {})})
+    nulls = {name: table.column(name).null_count for name in table.schema.names}
+    return sink.getvalue(), column_metrics(layout, writer.writer.metadata, nulls)
 
 
 def row_group_counts(table: Any) -> list[int]:
@@ -80,13 +85,13 @@ def row_group_counts(table: Any) -> list[int]:
 def _group_rows(table: Any) -> int:
     """Returns the number of rows in a row group, so that it stays small when decoded, however often its values repeat.
     Small files are not measured."""
-    if table.num_rows <= _FEW_ROWS and table.nbytes <= _ROW_GROUP_BYTES:
+    if table.num_rows <= _FEW_ROWS and table.nbytes <= ROW_GROUP_BYTES:
         return _FEW_ROWS
-    row_bytes = sum(_decoded_bytes(column) for column in table.columns) / max(table.num_rows, 1)
-    return max(1, min(_ROW_GROUP_ROWS, int(_ROW_GROUP_BYTES / max(row_bytes, 1))))
+    row_bytes = sum(decoded_bytes(column) for column in table.columns) / max(table.num_rows, 1)
+    return max(1, min(ROW_GROUP_ROWS, int(ROW_GROUP_BYTES / max(row_bytes, 1))))
 
 
-def _decoded_bytes(column: Any) -> int:
+def decoded_bytes(column: Any) -> int:
     """Returns the size of a column once it is decoded: values of a dictionary count for each row."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)
@@ -98,20 +103,20 @@ def _decoded_bytes(column: Any) -> int:
     )
 
 
-def _metrics(table: Any, layout: ParquetLayout, metadata: Any) -> ColumnMetrics:
-    """Returns the column metrics of a written file, from the writer's metadata."""
+def column_metrics(layout: ParquetLayout, metadata: Any, nulls: Mapping[str, int]) -> ColumnMetrics:
+    """Returns the column metrics of a written file, from its metadata. `nulls`: how many of them each column has."""
     metrics = ColumnMetrics({}, {}, {}, {}, {}, [])
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     metrics.split_offsets.extend(_offset(group.column(0)) for group in groups)
     places = {metadata.schema.column(number).path: number for number in range(metadata.num_columns)}
     for column in layout.columns:
         if column.type == "map":
-            _add_map(metrics, column, table, groups, places)
+            _add_map(metrics, column, groups, places)
             continue
-        rows = table.num_rows
+        rows = metadata.num_rows
         place = places.get(column.name)
         metrics.value_counts[column.field_id] = rows
-        metrics.null_counts[column.field_id] = rows if place is None else table.column(column.name).null_count
+        metrics.null_counts[column.field_id] = rows if place is None else nulls[column.name]
         if place is not None:
             chunks = [group.column(place) for group in groups]
             metrics.column_sizes[column.field_id] = sum(chunk.total_compressed_size for chunk in chunks)
@@ -124,9 +129,7 @@ def _offset(chunk: Any) -> int:
     return int(chunk.data_page_offset if first is None else min(first, chunk.data_page_offset))
 
 
-def _add_map(
-    metrics: ColumnMetrics, column: ParquetColumn, table: Any, groups: list[Any], places: dict[str, int]
-) -> None:
+def _add_map(metrics: ColumnMetrics, column: ParquetColumn, groups: list[Any], places: dict[str, int]) -> None:
     """Adds sizes and counts of keys and values: Iceberg has no bounds of repeated fields."""
     for part, field_id in (("key", column.key_id), ("value", column.value_id)):
         place = places.get(f"{column.name}.key_value.{part}")

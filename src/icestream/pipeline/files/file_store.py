@@ -1,6 +1,6 @@
 """Stores of data files: a folder, or an object store. Every file has a fresh name that exists nowhere.
 
-    put      takes a file; may write it later
+    put      takes a file, in one piece or in several that follow one another; may write it later
     settle   when it returns, all files and their directory entries are durable; returns the failures by location
 
 Local syncs run in threads while the next file is encoded, and folders are synced once, at the end. If there are many
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from icestream import errors, limits
 from icestream.iceberg.file_io import sync_disk
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from icestream.catalogs.object_files import SchemeFiles
 
 Failures = dict[str, str]
+_PIECES_AT_ONCE: Final = 1_024  # Linux takes no more of them in a call
 # Folders whose own directory entries are durable, as this process knows. A folder that exists may come from a task that
 # was killed before it synced it.
 _durable_folders: set[Path] = set()
@@ -32,12 +35,15 @@ _durable_folders: set[Path] = set()
 class FileStore(Protocol):
     """Writes the data files of one task: see the head of the module."""
 
-    def put(self, location: str, data: Any) -> None: ...
+    def put(self, location: str, *pieces: Any) -> None: ...
 
     def settle(self) -> Failures: ...
 
     def read(self, location: str) -> bytes:
         """Returns a whole file. Raises OSError or what the object store raises."""
+
+    def open(self, location: str) -> Any:
+        """Returns a file of Arrow, which reads what it is asked for. Raises as `read`."""
 
 
 class FolderStore:
@@ -52,7 +58,7 @@ class FolderStore:
         self._files = 0
         self._failures: Failures = {}
 
-    def put(self, location: str, data: Any) -> None:
+    def put(self, location: str, *pieces: Any) -> None:
         """Writes a file; it is synced in a thread, or with its whole disk at the end. Failures are returned by
         `settle`."""
         path = Path(normalize(location).removeprefix("file:"))
@@ -60,7 +66,7 @@ class FolderStore:
         try:
             descriptor = self._create(path)
             try:
-                _write(descriptor, data)
+                _write(descriptor, pieces)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -99,6 +105,9 @@ class FolderStore:
 
     def read(self, location: str) -> bytes:
         return Path(normalize(location).removeprefix("file:")).read_bytes()
+
+    def open(self, location: str) -> Any:
+        return pa.OSFile(normalize(location).removeprefix("file:"))
 
     def _sync_folders(self) -> None:
         """Syncs the folders of new files, and the parents of new folders."""
@@ -157,10 +166,16 @@ def _remember(folders: Iterable[Path]) -> None:
     _durable_folders.update(folders)
 
 
-def _write(number: int, data: Any) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(number, view) :]
+def _write(number: int, pieces: Sequence[Any]) -> None:
+    views = [memoryview(piece) for piece in pieces]
+    start = 0
+    while start < len(views):
+        written = os.writev(number, views[start : start + _PIECES_AT_ONCE])
+        while start < len(views) and written >= len(views[start]):
+            written -= len(views[start])
+            start += 1
+        if written:
+            views[start] = views[start][written:]
 
 
 def _sync(number: int) -> None:
@@ -176,16 +191,19 @@ class BucketStore:
     def __init__(self, open_files: Callable[[], SchemeFiles]) -> None:
         """`open_files` is called inside the event loop that uses the files."""
         self._open = open_files
-        self._waiting: dict[str, Any] = {}
+        self._waiting: dict[str, Sequence[Any]] = {}
 
-    def put(self, location: str, data: Any) -> None:
-        self._waiting[location] = data
+    def put(self, location: str, *pieces: Any) -> None:
+        self._waiting[location] = pieces
 
     def settle(self) -> Failures:
         return asyncio.run(self._upload())
 
     def read(self, location: str) -> bytes:
         return asyncio.run(self._download(location))
+
+    def open(self, location: str) -> Any:
+        return pa.BufferReader(self.read(location))
 
     async def _download(self, location: str) -> bytes:
         from icestream.catalogs.object_files import parse_object_location
@@ -205,13 +223,15 @@ class BucketStore:
         failures: Failures = {}
         gate = asyncio.Semaphore(limits.DATA_FILE_UPLOADS)
 
-        async def upload(location: str, data: Any) -> None:
+        async def upload(location: str, pieces: Sequence[Any]) -> None:
             async with gate:
                 try:
-                    await files.create(location, [memoryview(data).tobytes()])
+                    await files.create(location, [memoryview(piece).tobytes() for piece in pieces])
                 except errors.IcestreamError as error:
                     failures[location] = error.message
 
-        uploads: list[Coroutine[Any, Any, None]] = [upload(location, data) for location, data in self._waiting.items()]
+        uploads: list[Coroutine[Any, Any, None]] = [
+            upload(location, pieces) for location, pieces in self._waiting.items()
+        ]
         await asyncio.gather(*uploads)
         return failures
