@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from icestream import errors, limits
@@ -19,7 +21,7 @@ from icestream.observability import metrics
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from tests.support.broker_machine import EARLIEST, TOPIC, BrokerMachine, SubscriptionReader, publish, quiet, subscribe
 from tests.support.tiers import InProcessScanWorker, TieredMachine
-from tests.support.topic_lake import damage
+from tests.support.topic_lake import damage, remove
 
 pytestmark = pytest.mark.asyncio
 BODY = bytes(4_000)
@@ -265,6 +267,52 @@ async def test_a_start_at_a_snapshot_is_after_its_rows(tmp_path: Path) -> None:
         await until(machine, 30 - first, reader.sink.received)
         assert reader.sink.offsets == list(range(first, 30)), "a job that read it for an hour goes on behind it"
     await broker.shutdown()
+
+
+@pytest.mark.parametrize("cache", [RowGroupCacheOptions(), RowGroupCacheOptions(enabled=False)])
+@pytest.mark.parametrize("kind", SubscriptionType)
+async def test_a_subscription_continues_while_the_files_that_it_reads_are_compacted(
+    tmp_path: Path, kind: SubscriptionType, cache: RowGroupCacheOptions
+) -> None:
+    """The files and the snapshots of before are gone each time; offsets are what they were."""
+    machine = TieredMachine(tmp_path, cache)
+    broker = await with_committed_rounds(machine, rounds=8, each=10)
+    reader = await subscribe(broker, kind=kind, credit=7)
+    for files, received in ((8, 7), (4, 35), (2, 49), (1, 80)):
+        assert len(machine.lake.live) == files
+        reader.credit(received - len(reader.sink.received))
+        await until(machine, received, reader.sink.received)
+        await compact_pairs(machine)
+    assert sorted(reader.sink.offsets) == list(range(80)), "each message once"
+    assert not reader.sink.gaps
+    if kind is SubscriptionType.EXCLUSIVE:
+        assert numbers(reader.sink.payloads) == list(range(80))
+    await broker.shutdown()
+
+
+async def with_committed_rounds(machine: TieredMachine, rounds: int, each: int) -> Broker:
+    """A table with a file of each round. The log has let go of what it can."""
+    broker = await machine.open_broker()
+    await broker.create_topic(TOPIC)
+    await machine.lake.bind()
+    producer = await broker.open_producer(TOPIC, "p")
+    for number in range(rounds * each):
+        await publish(broker, producer, b"%d " % number + BODY, keys=[b"k%d" % number])
+        if number % each == each - 1:
+            await machine.commit()
+    await machine.forget()
+    return broker
+
+
+async def compact_pairs(machine: TieredMachine) -> None:
+    """Makes one file of each two neighbours, and removes all that named the former ones."""
+    lake, before = machine.lake, machine.lake.live
+    rows = [pq.read_table(entry["data_file"]["file_path"].removeprefix("file:")) for entry in before]
+    merged = [pa.concat_tables(rows[at : at + 2]) for at in range(0, len(rows), 2)]
+    await lake.replace([await lake.write_table(table, pq.write_table) for table in merged])
+    await lake.expire()
+    for entry in before:
+        remove(entry)
 
 
 async def test_an_unavailable_lake_process_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
