@@ -1614,3 +1614,6 @@ ERASED_RANGES_MAX: Final = 4_000_000
 ERASURE_LISTED_MAX: Final = 200
 # Reports of a topic in the metadata store; the oldest goes.
 ERASURE_REPORTS_MAX: Final = 16
+# Topics that one was restored from, one after the other: its erasures count for their backups. 100 bytes each in its
+# record.
+TOPIC_ORIGINS_MAX: Final = 16

@@ -152,6 +152,7 @@ CALLS: dict[str, TriedCall] = {
     "restore_sessions": of_cluster("admin", errors.InvalidInput.code, backup="b", shard=0, blocks=[]),
     "restore_accounts": of_cluster("admin", backup="b", entries=[]),
     "restore_finish": of_cluster("admin", backup="b"),
+    "restore_erased": of_cluster("admin", log_id="ab", topic_id=1),
     "restore_live": of_cluster("admin", topic="/shop/absent"),
     "restore_allocate": of_cluster("admin", backup="b", topic="/shop/restored"),
     "restore_topic": of_cluster(

@@ -17,7 +17,7 @@ from icestream.catalog.cleanup.deleted_topic_tables import DeletedTopicTables
 from icestream.catalog.topic_rules.operation_preview import Consent, ShardLog, TopicLog
 from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.iceberg.identifier import Identifier
-from icestream.iceberg.manifests import decode_manifest_list, live_entries
+from icestream.iceberg.manifests import DATA_CONTENT, decode_manifest_list, live_entries
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.processes.restore_run import RestoredTopic, RestorePlan, RestoreRun, restorable_topics
@@ -72,12 +72,14 @@ class RestoreWorld:
         key: BackupKey | None = None,
         *,
         is_in_place: bool = False,
+        brings_back_erased: bool = False,
         stored: StoredBackups | None = None,
         **more: Any,
     ) -> RestoredTopic:
         """Restores the topic ORDERS under a name. `stored`: where the root is of; the target of the world."""
         (cut,) = [topic for topic in root.topics if topic.name == str(ORDERS)]
-        run = self.run_of(RestorePlan([(cut, name)], is_in_place=is_in_place), key, stored, **more)
+        plan = RestorePlan([(cut, name)], is_in_place=is_in_place, brings_back_erased=brings_back_erased)
+        run = self.run_of(plan, key, stored, **more)
         (restored,) = await run.run(root)
         return restored
 
@@ -120,6 +122,7 @@ class RestoreWorld:
             entry.file_path
             for manifest in decode_manifest_list("list", content(snapshot["manifest-list"]))
             for entry in live_entries(manifest.path, content(manifest.path))
+            if entry.content == DATA_CONTENT
         ]
         assert all(file.startswith(f"{table.location}/data/") for file in files)
         rows = [row for file in files for row in pq.read_table(io.BytesIO(content(file))).to_pylist()]

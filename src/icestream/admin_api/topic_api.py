@@ -45,10 +45,12 @@ class DeleteTopic(msgspec.Struct):
 
 
 class UndeleteTopic(msgspec.Struct):
-    """`id`: which of several deleted topics of that name; null: the last one."""
+    """`id`: which of several deleted topics of that name; null: the last one. `bring_back_erased`: also if messages
+    of it were erased since from a topic that was restored from it."""
 
     topic: str
     id: int | None = None
+    bring_back_erased: bool = False
 
 
 class ListTopics(msgspec.Struct):

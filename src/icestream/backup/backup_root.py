@@ -68,11 +68,14 @@ class TableCut(msgspec.Struct, frozen=True):
 
 
 class TopicCut(msgspec.Struct, frozen=True):
+    """`erased`: the side file with its erased offsets (model/erased_offsets.py); null if there are none."""
+
     id: int
     incarnation: int
     name: str
     table: TableCut | None
     shards: list[ShardCut]
+    erased: ObjectRef | None = None
 
 
 class NodeCut(msgspec.Struct, frozen=True):
@@ -167,6 +170,7 @@ class BackupRoot(msgspec.Struct, frozen=True):
     manifests: SeedManifests
     encryption: EncryptionNote | None
     frozen_ms: int = 0  # the first millisecond behind the snapshot of the metadata store; 0: not recorded
+    log_id: str = ""  # of the log that the ids of topics belong to (ADR 115)
 
 
 Document = TypeVar("Document", BackupBegin, BackupRoot)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import io
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,12 +49,13 @@ from icestream.backup.backup_root import (
     encode_document,
 )
 from icestream.backup.encryption import ALGORITHM
+from icestream.backup.erased_ledger import ErasedLedger, put_ledger
 from icestream.backup.file_copy import FileCopier, FileCopy, SourceFile, SourceFiles, run_bounded
 from icestream.backup.inventory_table import update_inventory
 from icestream.backup.node_client import HeldNode, ListedTable, NodeClient, NodeEnds
 from icestream.backup.object_list import ObjectRow, encode_list, object_row
 from icestream.backup.object_upload import ObjectUpload
-from icestream.backup.recorded_topics import RecordedTopic, recorded_topics
+from icestream.backup.recorded_topics import RecordedTopic, erased_topics, recorded_topics
 from icestream.backup.seed_manifest import SeedOptions
 from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.tail_object import encode_tail
@@ -76,6 +78,7 @@ from icestream.iceberg.manifests import (
 from icestream.iceberg.table_metadata import load as load_table
 from icestream.iceberg.values import Object
 from icestream.metadata.snapshot import load_snapshot
+from icestream.metadata.state_machine import StateMachine
 from icestream.model.shard import ShardKey
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
@@ -444,8 +447,11 @@ class BackupRun:
         pieces = await self._node.part("metadata", size)
         metadata = await self._upload.upload(lambda: pieces, "metadata", ".metadata")
         rows.append(self._row(metadata, "metadata"))
-        recorded = recorded_topics(load_snapshot(io.BytesIO(b"".join(pieces)).read))
-        topics, incomplete, left_out = [], [], []
+        state = load_snapshot(io.BytesIO(b"".join(pieces)).read)
+        recorded = recorded_topics(state)
+        topics, left_out = [], []
+        incomplete: list[IncompleteShard] = []
+        erased = await self._upload_erased(state, ends.log_id, rows, incomplete)
         for topic in log.topics.values():
             if not self._is_selected(topic.name):
                 left_out.append(LeftOutTopic(topic.name, "not selected"))
@@ -468,7 +474,7 @@ class BackupRun:
                 shards.append(shard)
                 incomplete += missing
             table_cut = await self._table_cut(table, rows) if table is not None else None
-            topics.append(TopicCut(topic.id, topic.incarnation, topic.name, table_cut, shards))
+            topics.append(TopicCut(topic.id, topic.incarnation, topic.name, table_cut, shards, erased.get(topic.id)))
         for recorded_topic in recorded.values():
             if recorded_topic.id in log.topics:
                 continue
@@ -479,7 +485,8 @@ class BackupRun:
             else:
                 table = tables.get(recorded_topic.id)
                 table_cut = await self._table_cut(table, rows) if table is not None else None
-                topics.append(_cut_elsewhere(recorded_topic, table, table_cut))
+                cut_elsewhere = _cut_elsewhere(recorded_topic, table, table_cut)
+                topics.append(msgspec.structs.replace(cut_elsewhere, erased=erased.get(recorded_topic.id)))
                 incomplete += [
                     IncompleteShard(recorded_topic.name, shard, recorded_topic.node, _ELSEWHERE)
                     for shard in range(recorded_topic.shards)
@@ -492,6 +499,30 @@ class BackupRun:
             self._plan, begun_ms, ends.cut_ms, node_state.revision, revision, node_state.cluster, metadata, [node],
             topics, incomplete, left_out, [list(row) for row in rows], frozen_ms,
         )  # fmt: skip
+
+    async def _upload_erased(
+        self, state: StateMachine, log_id: str, rows: list[ObjectRow], incomplete: list[IncompleteShard]
+    ) -> dict[int, ObjectRef]:
+        """Uploads the erased offsets of the chosen topics, by topic id, and brings the ledger of the target up to date
+        for all. Those of the frozen store: a pinned table may still have rows that were erased since."""
+        references: dict[int, ObjectRef] = {}
+        for topic, record, is_deleted in erased_topics(state):
+            source = normalize(record.offsets)
+            try:
+                data = b"".join(self._source.chunks(source))
+                if hashlib.sha256(data).hexdigest() != record.sha256:
+                    raise errors.DecodeError(f"{source} is not the recorded file of erased offsets")
+            except (errors.IcestreamError, OSError) as error:
+                if not is_deleted:  # else the offsets went with its table
+                    reason = f"its erased offsets cannot be read: {error}"
+                    incomplete.append(IncompleteShard(topic.name, 0, topic.node, reason))
+                continue
+            await put_ledger(self._target, ErasedLedger(log_id, topic.id, topic.name, topic.restored_from, data))
+            if not is_deleted and self._is_selected(topic.name):
+                reference = await self._upload.upload(lambda data=data: [data], "erased", ".erased")  # type: ignore[misc]
+                references[topic.id] = reference
+                rows.append(self._row(reference, "erased", topic_id=topic.id, topic=topic.name))
+        return references
 
     async def _cut_shard(
         self,
@@ -849,7 +880,7 @@ class BackupRun:
             digest_of_objects((row.path, row.sha256, row.size) for row in rows),
             SeedManifests(self._copied.written, self._copied.missing),
             EncryptionNote(self._upload.key.id, ALGORITHM) if self._upload.key is not None else None,
-            cut.frozen_ms,
+            cut.frozen_ms, cut.nodes[0].log_id,
         )  # fmt: skip
         self._on_effect(BackupEffect.ROOT)
         await self._upload.put_document(layout.root_name(self._plan.id), encode_document(root))

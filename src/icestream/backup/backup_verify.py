@@ -27,6 +27,7 @@ from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.tail_object import decode_tail, missing_offsets
 from icestream.iceberg.manifests import decode_manifest_list, live_entries
 from icestream.metadata.snapshot import load_snapshot
+from icestream.model.erased_offsets import decode_erased
 from icestream.model.shard import ShardKey
 from icestream.runtime.tasks import Offload
 from icestream.wal.checkpoint import decode_checkpoint
@@ -128,7 +129,7 @@ class BackupVerification:
         has_rows = row.role in ("data", "deletes") and row.rows is not None and not row.key_id
         for chunk in self._stored.target.chunks(row.path):
             stored.update(chunk)
-            if has_rows or row.role in ("metadata", "checkpoint"):
+            if has_rows or row.role in ("metadata", "checkpoint", "erased"):
                 pieces.append(chunk)
         if stored.hexdigest() != row.sha256:
             return [BackupFinding(row.path, "error", "the bytes of the object were changed: its SHA-256 differs")]
@@ -244,6 +245,8 @@ def _check_content(row: ObjectRow, data: bytes) -> list[BackupFinding]:
             load_snapshot(io.BytesIO(data).read)
         elif row.role == "checkpoint":
             decode_checkpoint(data)
+        elif row.role == "erased":
+            decode_erased(data)
         elif row.role == "data" and row.source.lower().endswith(".parquet"):
             count = _row_count(data)
             if count != row.rows:

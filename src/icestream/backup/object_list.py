@@ -16,7 +16,7 @@ from icestream.backup.backup_root import ObjectRef
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
 
-ROLES: Final = ("data", "deletes", "table-metadata", "tail", "checkpoint", "metadata", "view")
+ROLES: Final = ("data", "deletes", "table-metadata", "tail", "checkpoint", "metadata", "view", "erased")
 
 
 class ObjectRow(NamedTuple):

@@ -7,7 +7,7 @@ written for the tails. Nothing of it names a place of the source (hazard 88).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from icestream import errors
@@ -70,18 +70,33 @@ def restored_manifests(
     sources: Sequence[tuple[ManifestFile, bytes]],
     new_path: Callable[[str], str],
     sizes: Mapping[str, int],
+    left_out: Container[str] = (),
 ) -> tuple[list[ManifestFile], list[RestoredFile]]:
     """The manifests of the backup with the paths of the new table; `sizes`: of files that were written anew, by their
-    old path."""
+    old path. `left_out`: files that are not in the new table."""
     files: list[RestoredFile] = []
     entries: list[ManifestFile] = []
     for number, (manifest, data) in enumerate(sources):
         location = f"{table.location}/metadata/restored-{number}.avro"
-        rewritten = rewrite_manifest(SourceManifest(manifest.path, data, manifest.record), location, new_path, sizes)
+        kept = [entry for entry in live_entries(manifest.path, data) if entry.file_path not in left_out]
+        if not kept:
+            continue
+        source = SourceManifest(manifest.path, data, manifest.record)
+        rewritten = rewrite_manifest(source, location, new_path, sizes, left_out)
         files.append(RestoredFile(location, [rewritten.data]))
         length = len(rewritten.data)
         record = {"added_snapshot_id": manifest.snapshot_id, **rewritten.record}
-        entries.append(dataclasses.replace(manifest, path=location, length=length, record=record, _encoded=None))
+        entries.append(
+            dataclasses.replace(
+                manifest,
+                path=location,
+                length=length,
+                live_files=len(kept),
+                live_rows=sum(entry.record_count for entry in kept),
+                record=record,
+                _encoded=None,
+            )
+        )
     return entries, files
 
 

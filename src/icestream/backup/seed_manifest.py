@@ -31,7 +31,7 @@ from icestream.backup.object_list import ObjectRow
 FORMAT_VERSION: Final = 1
 _KEY: Final = struct.Struct(">qIq")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
-_FAMILIES: Final = {"tail": "wal", "metadata": "meta", "checkpoint": "meta"}
+_FAMILIES: Final = {"tail": "wal", "metadata": "meta", "checkpoint": "meta", "erased": "meta"}
 
 
 class SeedOptions(msgspec.Struct, frozen=True):

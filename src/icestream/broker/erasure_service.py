@@ -44,7 +44,7 @@ _REQUEST_TTL_MS: Final = 3_600_000
 # What no erasure reaches, in every report: so that its reader does not take silence for a promise.
 NOT_COVERED: Final = (
     "backups, archives and exports that were made before: list them with `icestream backup list`, and delete those "
-    "that have the messages; a restore brings them back",
+    "that have the messages; a restore leaves the messages out, unless it is told to bring them back",
     "copies in other topics, such as dead letters and messages that a consumer published again: erase them there",
     "deleted topics that can come back, also those that a restore in place replaced: `icestream topic deleted` lists "
     "them, undelete brings the messages back",

@@ -38,6 +38,7 @@ from icestream.broker.broker_subscription import BrokerSubscription
 from icestream.broker.broker_topic import BrokerProducer, BrokerTopic
 from icestream.broker.cluster_restore import ClusterRestore
 from icestream.broker.danube_partitions import PartitionRequest
+from icestream.broker.erased_topics import ErasedTopic
 from icestream.broker.guarded_mqtt import GuardedMqtt
 from icestream.broker.guarded_schemas import GuardedSchemas
 from icestream.broker.mqtt.client_link import ClientLink, ClientSession, ConnectRequest
@@ -431,10 +432,12 @@ class GuardedBroker:
             self._require(Action.TABLE_WRITE, topic_resource(name))
         return await self._broker.delete_topic(name, table, rest)
 
-    async def undelete_topic(self, name: TopicName, topic_id: int | None = None) -> ReturnedTopic:
+    async def undelete_topic(
+        self, name: TopicName, topic_id: int | None = None, *, brings_back_erased: bool = False
+    ) -> ReturnedTopic:
         # As one that creates a topic; its old subscriptions and messages are an administrator's to return.
         self._require(Action.ADMIN, CLUSTER)
-        return await self._broker.undelete_topic(name, topic_id)
+        return await self._broker.undelete_topic(name, topic_id, brings_back_erased=brings_back_erased)
 
     async def live_topic(self, name: TopicName) -> BrokerTopic | None:
         self._require_restore(name)
@@ -445,6 +448,10 @@ class GuardedBroker:
     ) -> RestoreRecord:
         self._require_restore(name, is_in_place=is_in_place)
         return await self._broker.allocate_restore(backup_id, name, policies, is_in_place=is_in_place)
+
+    async def erased_topics(self, log_id: str, topic_id: int) -> list[ErasedTopic]:
+        self._require(Action.ADMIN, CLUSTER)
+        return await self._broker.erased_topics(log_id, topic_id)
 
     async def restore_topic(self, topic: BackedUpTopic) -> BrokerTopic:
         self._require_restore(topic.name, is_in_place=topic.is_in_place)

@@ -40,6 +40,7 @@ from icestream.model.subscription_options import (
 )
 from icestream.model.topic_deletion_policy import DeletedRestPolicy, DeletedTablePolicy
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_origin import TopicOrigin
 from icestream.model.topic_policies import PolicyValues
 
 NAMESPACES = "/namespaces/"
@@ -80,6 +81,7 @@ class TopicRecord(msgspec.Struct, frozen=True):
     owner: str = ""  # the id of the node that serves it (topic_owners.py); `node` is its name at creation
     takeover_end: int = 0  # the highest offset at which a shard continued after a takeover; 0 without one
     dead_letters_of: str = ""  # the topic for whose dead letters the broker created this one: its rules apply here
+    restored_from: list[TopicOrigin] = []  # the oldest first: what is erased here is erased from their backups, too
 
     @property
     def is_named_by_shard(self) -> bool:

@@ -26,6 +26,7 @@ from icestream.broker.cluster_restore import ClusterRestore
 from icestream.broker.consumed_offsets import consumed_ends, keeps_unconsumed, read_generation
 from icestream.broker.danube_partitions import DanubePartitions, PartitionRequest
 from icestream.broker.delivery_health import DeliveryHealth
+from icestream.broker.erased_topics import ErasedTopic, erased_topics
 from icestream.broker.mqtt.mqtt_options import NO_MQTT, MqttOptions, ReplayRoute, route_policies
 from icestream.broker.mqtt.mqtt_service import MqttService
 from icestream.broker.mqtt.route_generations import ROUTES_KEY, decode_routes
@@ -299,12 +300,15 @@ class Broker:
 
         return await self._changes.run(change)
 
-    async def undelete_topic(self, name: TopicName, topic_id: int | None = None) -> ReturnedTopic:
+    async def undelete_topic(
+        self, name: TopicName, topic_id: int | None = None, *, brings_back_erased: bool = False
+    ) -> ReturnedTopic:
         """Brings a deleted topic back, with its subscriptions at their cursors. `topic_id`: which one, if several of
-        this name were deleted; None: the last one."""
+        this name were deleted; None: the last one. `brings_back_erased`: also if messages of it were erased since from
+        a topic that was restored from it."""
 
         async def change() -> ReturnedTopic:
-            topic, returned = await self.topics.undelete(name, topic_id)
+            topic, returned = await self.topics.undelete(name, topic_id, brings_back_erased=brings_back_erased)
             await self._subscriptions.load(topic)
             await self.schemas.load_topic(name)
             return returned
@@ -321,6 +325,10 @@ class Broker:
         """Begins or continues the restore of a topic. `policies`: of its namespace, if that is missing.
         `is_in_place`: a topic of the name may exist, and is replaced."""
         return await self.topics.restores.allocate(backup_id, name, policies, is_in_place=is_in_place)
+
+    async def erased_topics(self, log_id: str, topic_id: int) -> list[ErasedTopic]:
+        """Where messages of a topic of a backup were erased since."""
+        return await erased_topics(self.store, log_id, topic_id)
 
     async def end_restore(self, backup_id: str, name: TopicName) -> None:
         """Ends the restore of a topic, whose table was adopted."""

@@ -425,10 +425,12 @@ class TopicRegistry:
         await self._serve_if_stored(name)
         return self.get(name)
 
-    async def undelete(self, name: TopicName, topic_id: int | None) -> tuple[BrokerTopic, ReturnedTopic]:
+    async def undelete(
+        self, name: TopicName, topic_id: int | None, *, brings_back_erased: bool
+    ) -> tuple[BrokerTopic, ReturnedTopic]:
         """Creates a deleted topic again from its tombstone. Raises as TopicTombstones.return_topic."""
         await self._deletion.finish(name)
-        returned = await self.tombstones.return_topic(name, topic_id)
+        returned = await self.tombstones.return_topic(name, topic_id, brings_back_erased=brings_back_erased)
         return self._serve(name, returned.record), returned
 
     @property

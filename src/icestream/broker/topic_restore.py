@@ -40,7 +40,12 @@ from icestream.runtime.clock import Clock
 RESTORES: Final = "/restores/"
 STAGED_NAMES: Final = "/restored_names/"
 # Records of the catalog and of the pipeline about a topic, by its id: they get the new one.
-RECORDS_OF_TOPICS: Final = (catalog_keys.RETAINED, catalog_keys.STRUCTURES, catalog_keys.RETENTION)
+RECORDS_OF_TOPICS: Final = (
+    catalog_keys.RETAINED,
+    catalog_keys.STRUCTURES,
+    catalog_keys.RETENTION,
+    catalog_keys.ERASED,
+)
 
 
 class RestoreRecord(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from icestream import errors, limits
 from icestream.broker import records
+from icestream.broker.erased_topics import erased_since
 from icestream.broker.name_registry import put_name
 from icestream.broker.schema_registry_records import topic_schema_key
 from icestream.broker.storage import PersistentStorage
@@ -118,11 +119,14 @@ class TopicTombstones:
         tombstones = [records.decode(records.TombstoneRecord, key, entry.value) for key, entry in entries]
         return sorted(tombstones, key=lambda tombstone: (tombstone.deleted_ms, tombstone.topic.id))
 
-    async def return_topic(self, name: TopicName, topic_id: int | None = None) -> ReturnedTopic:
+    async def return_topic(
+        self, name: TopicName, topic_id: int | None = None, *, brings_back_erased: bool = False
+    ) -> ReturnedTopic:
         """Creates a deleted topic again, the last one of this name or the one with this id.
 
-        Raises UnknownTopic without a tombstone, TopicElsewhere, AlreadyExists, UnknownNamespace, NotReady while the
-        deletion goes on, PositionGone if the log does not know the topic.
+        Raises Refused if messages of it were erased since from a topic that was restored from it, UnknownTopic without
+        a tombstone, TopicElsewhere, AlreadyExists, UnknownNamespace, NotReady while the deletion goes on, PositionGone
+        if the log does not know the topic.
         """
         tombstone = await self._find(name, topic_id)
         record = tombstone.topic
@@ -136,6 +140,11 @@ class TopicTombstones:
                 hint="create it: `icestream namespace create`",
             )
         await self._check_deleted(name, record)
+        if not brings_back_erased and (erased := await erased_since(self._store, record.id)):
+            raise errors.Refused(
+                f"messages of topic {name} (id {record.id}) were erased after it was replaced: {erased}",
+                hint="--bring-back-erased brings them back; erase them again then (`icestream lake erase`)",
+            )
         entries = await self._store.list_all(prefix := records.tombstone_names_prefix(record.id) + "/")
         copies = [(key.removeprefix(prefix[:-1]), entry) for key, entry in entries]
         for chunk in chunks([copy for copy in copies if copy[0].startswith(records.CURSORS)]):

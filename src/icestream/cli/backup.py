@@ -273,6 +273,10 @@ def restore(
         bool,
         typer.Option("--in-place", help="Replace live topics that --topics names; shows what is lost, and asks."),
     ] = False,
+    bring_back_erased: Annotated[
+        bool,
+        typer.Option("--bring-back-erased", help="Restore messages that were erased after the backup, too."),
+    ] = False,
     yes: Yes = False,
     key: KeyOption = None,
     broker: BrokerOption = None,
@@ -289,6 +293,9 @@ def restore(
     With --in-place a live topic is replaced when all files are there, in one step. What it has and the backup has not
     is shown first. The former topic can come back within its grace: delete the restored one, then `topic undelete`.
 
+    Messages that were erased after the backup stay erased, as far as the target or the broker knows of it; the output
+    counts them.
+
     With --to-time or --to-offset the archive is replayed behind the backup; `latest` is the newest backup before it.
 
     Exit code 14: something was left out, because its name is taken or its messages are incomplete in the backup.
@@ -303,7 +310,7 @@ def restore(
     from icestream.processes.restore_choice import RestoreChoice, restore_plan
 
     choice = RestoreChoice(
-        topics or [], namespace, new_name, everything, accounts, not no_subscriptions, in_place
+        topics or [], namespace, new_name, everything, accounts, not no_subscriptions, in_place, bring_back_erased
     )  # fmt: skip
     choice.check()
     cut = parse_cut(to_time, to_offset, choice.topics)
@@ -328,6 +335,9 @@ def restore(
     answer = Output(output)
     if answer.is_text:
         answer.table(_RESTORED_COLUMNS, [[getattr(topic, name) for name in _RESTORED_COLUMNS] for topic in restored])
+        for topic in restored:
+            if topic.erased:
+                print_note(f"{topic.topic}: {counted(topic.erased, 'message')} of the backup stay erased")
         for part in parts:
             print_note(f"{part.part}: {part.restored}" + "".join(f"\n  left out: {text}" for text in part.left_out))
     else:

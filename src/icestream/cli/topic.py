@@ -253,6 +253,10 @@ def undelete(
         int | None,
         typer.Option("--id", metavar="NUMBER", help="Which of several deleted topics of that name; default: the last."),
     ] = None,
+    bring_back_erased: Annotated[
+        bool,
+        typer.Option("--bring-back-erased", help="Also if messages of it were erased since from one restored from it."),
+    ] = False,
     broker: BrokerOption = None,
     config: ConfigFile = None,
     sets: Sets = None,
@@ -267,7 +271,7 @@ def undelete(
     target = Target(broker, config, sets)
 
     async def send(broker: BrokerCalls) -> Document:
-        return await broker.call(UNDELETE_TOPIC, topic=topic, id=topic_id)
+        return await broker.call(UNDELETE_TOPIC, topic=topic, id=topic_id, bring_back_erased=bring_back_erased)
 
     returned, answer = call_broker(target, send), Output(output)
     table = returned["former_table"]

@@ -8,11 +8,11 @@ bytes depend on the input alone.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from icestream.iceberg.manifests import DELETED, POSITION_DELETES_CONTENT, read_manifest_file
+from icestream.iceberg.manifests import ADDED, DELETED, EXISTING, POSITION_DELETES_CONTENT, read_manifest_file
 
 _NAMESPACE: Final = uuid.UUID("5a3e9c1e-6b64-4d5c-9b6b-0d7c3f7c2f10")
 # Field ids of the columns of position deletes; their bounds name data files by their old paths.
@@ -35,12 +35,18 @@ class RewrittenManifest(NamedTuple):
 
 
 def rewrite_manifest(
-    source: SourceManifest, path: str, new_path: Callable[[str], str], sizes: Mapping[str, int] = MappingProxyType({})
+    source: SourceManifest,
+    path: str,
+    new_path: Callable[[str], str],
+    sizes: Mapping[str, int] = MappingProxyType({}),
+    left_out: Container[str] = (),
 ) -> RewrittenManifest:
     """Returns a manifest with other paths, to be written at `path`. `new_path`: of a file, by its old path. `sizes`: of
-    files that were written anew, by their old path. Raises MetadataFileDamaged."""
+    files that were written anew, by their old path. `left_out`: old paths of files that it shall not have. Raises
+    MetadataFileDamaged."""
     file = read_manifest_file(source.path, source.data)
-    live = [record for record in file.records if record["status"] != DELETED]
+    every = [record for record in file.records if record["status"] != DELETED]
+    live = [record for record in every if record["data_file"]["file_path"] not in left_out]
     for record in live:
         data_file = record["data_file"]
         if data_file.get("content") == POSITION_DELETES_CONTENT:
@@ -58,7 +64,22 @@ def rewrite_manifest(
     for name in ("deleted_files_count", "deleted_rows_count", "deleted_data_files_count"):
         if name in record:
             record[name] = 0
+    if len(live) < len(every):
+        record |= _counts(record, live)
     return RewrittenManifest(data, record)
+
+
+def _counts(record: Mapping[str, Any], live: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the list says of a manifest that has fewer files than its source. Without bounds of partition values: they
+    may be those of a file that was left out."""
+    counts: dict[str, Any] = {"partitions": None}
+    for status, name in ((ADDED, "added"), (EXISTING, "existing")):
+        rows = [int(entry["data_file"]["record_count"]) for entry in live if entry["status"] == status]
+        for field in (f"{name}_files_count", f"{name}_data_files_count"):
+            if field in record:
+                counts[field] = len(rows)
+        counts[f"{name}_rows_count"] = sum(rows)
+    return counts
 
 
 def rewrite_list(name: str, data: bytes, records: Sequence[Mapping[str, Any]]) -> bytes:

@@ -56,6 +56,7 @@ _RESTORE: Final = (
     "restore_sessions",
     "restore_accounts",
     "restore_finish",
+    "restore_erased",
     "restore_live",
     "restore_allocate",
     "restore_topic",

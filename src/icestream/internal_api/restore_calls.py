@@ -7,6 +7,7 @@ restore_producers  backup, topic, producers               nothing: before the to
 restore_sessions   backup, shard, blocks                  nothing: of the session log, or of retained messages
 restore_accounts   backup, entries, topics                accounts, roles, grants, parked: what came back
 restore_finish     backup                                 nothing: sessions are opened, the restore is over
+restore_erased     log_id, topic_id                       erased: [[topic, record, ends]]: of the topic of a backup
 restore_live       topic                                  topic: null, or the live topic of this name: id, shards,
                                                           subscriptions: what a restore in place would replace
 restore_allocate   backup, topic, policies, is_in_place   id, is_created: whether the topic was created already,
@@ -23,7 +24,8 @@ DetachedRecord, as bytes. `shards`: [shard, end, resume at]. `subscriptions`: [n
 [name, record, [[version, bytes]], is the last part of it]. `about`: records of the topic by their prefixes. Blocks are
 transactions of durable/session_records.py. `entries`: [key, value, revision] below /security/; `topics`: those that
 were restored under their own names. A live topic: `shards` are [shard, end, [[start, end of a gap]]], `subscriptions`
-are {name: [[shard, offset]]}.
+are {name: [[shard, offset]]}. Erased: the JSON of an ErasedRecord, and [[shard, end]]: below its ends the
+messages are those of the topic of the backup; null: all of them.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ RESTORE_METHODS: Final = (
     "restore_sessions",
     "restore_accounts",
     "restore_finish",
+    "restore_erased",
     "restore_live",
     "restore_allocate",
     "restore_topic",
@@ -69,6 +72,11 @@ class AllocateTopic(msgspec.Struct):
     topic: str
     policies: bytes = b"{}"
     is_in_place: bool = False
+
+
+class OfBackedUpTopic(msgspec.Struct):
+    log_id: Annotated[str, msgspec.Meta(max_length=limits.NAME_BYTES_MAX)]
+    topic_id: int
 
 
 class OfLiveTopic(msgspec.Struct):
@@ -177,6 +185,14 @@ class RestoreCalls:
         await restore.end_sessions(request.backup)
         await restore.end(request.backup)
         return {}
+
+    async def restore_erased(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(OfBackedUpTopic, arguments)
+        topics = await caller.broker.erased_topics(request.log_id, request.topic_id)
+        erased = [
+            (topic.topic, topic.record, None if topic.ends is None else sorted(topic.ends.items())) for topic in topics
+        ]
+        return {"erased": erased}
 
     async def restore_live(self, caller: Caller, arguments: Document) -> Document:
         name = TopicName.parse(decode_arguments(OfLiveTopic, arguments).topic)

@@ -76,6 +76,25 @@ class ErasedOffsets:
             }
         )
 
+    def minus(self, other: ErasedOffsets) -> ErasedOffsets:
+        """The offsets of this that are not in the other."""
+        shards: dict[int, list[Range]] = {}
+        for shard, ranges in self._shards.items():
+            rest = shards.setdefault(shard, [])
+            for start, end in ranges:
+                at = start
+                for low, high in other.within(shard, start, end):
+                    if at < low:
+                        rest.append((at, low))
+                    at = high
+                if at < end:
+                    rest.append((at, end))
+        return ErasedOffsets(shards)
+
+    def below(self, ends: Mapping[int, int]) -> ErasedOffsets:
+        """The offsets below the end of their shard."""
+        return ErasedOffsets({shard: self.within(shard, 0, ends.get(shard, 0)) for shard in self._shards})
+
 
 NOTHING_ERASED: Final = ErasedOffsets()
 

@@ -42,9 +42,11 @@ from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.manifests import decode_manifest_list, live_entries
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.state_machine import StateMachine
+from icestream.model.erased_offsets import NOTHING_ERASED, ErasedOffsets, decode_erased
 from icestream.model.row_digest import RowDigest
 from icestream.model.topic_name import TopicName
 from icestream.observability.words import counted, size_text
+from icestream.pipeline.erasure.restored_rows import unerased_rows, without_erased
 from icestream.pipeline.rows.log_sections import sections_of
 from icestream.pipeline.rows.topic_rows import Span, topic_rows
 from icestream.processes.restore_run import RestoredTopic, RestorePlan, RestoreRun, restorable_topics
@@ -160,7 +162,9 @@ class BackupDrill:
     async def _restore(
         self, broker: ScratchBroker, root: BackupRoot, cuts: Sequence[TopicCut]
     ) -> tuple[list[RestoredTopic], list[RestoredPart]]:
-        plan = RestorePlan([(cut, TopicName.parse(cut.name)) for cut in cuts], scope=RestoreScope.EVERYTHING)
+        # As the backup is: what was erased since is in it, and goes with the scratch broker (ADR 124).
+        topics = [(cut, TopicName.parse(cut.name)) for cut in cuts]
+        plan = RestorePlan(topics, scope=RestoreScope.EVERYTHING, brings_back_erased=True)
         run = RestoreRun(
             broker.call, broker.adopt, self._stored, self._source, broker.tables, self._clock, self._offload, plan,
             self._on_bytes,
@@ -202,17 +206,20 @@ class BackupDrill:
     ) -> ShardDigests:
         """The digests of the rows of a backup, from its objects alone."""
         digests: ShardDigests = {}
+        erased = NOTHING_ERASED
+        if cut.erased is not None:
+            erased = decode_erased(await self._stored.content(cut.erased, "erased"))
         objects = _BackedUpObjects(self._stored, self._source, cut, rows, folder / "compared", self._on_bytes)
         if cut.table is not None:
             table = table_metadata.decode(await self._stored.content(cut.table.metadata, "table-metadata"))
             files = await self._offload.run(partial(objects.files_of, table, cut.table.snapshot_id))
-            _add(digests, await self._offload.run(partial(_digests, table, files, objects.open, objects.drop)))
+            _add(digests, await self._offload.run(partial(_digests, table, files, objects.open, objects.drop, erased)))
             await self._offload.run(objects.close)
         for shard in cut.shards:
             for tail in shard.tails:
                 data = await self._stored.content(tail.object, "tail")
                 span = Span(cut.id, shard.shard, max(tail.start, shard.committed), min(tail.end, shard.end))
-                digest = await self._offload.run(partial(_tail_digest, cut.name, span, data))
+                digest = await self._offload.run(partial(_tail_digest, cut.name, span, data, erased))
                 _add(digests, {shard.shard: digest})
         return digests
 
@@ -337,16 +344,21 @@ class _BackedUpObjects:
 
 
 def _digests(
-    table: TableMetadata, files: SnapshotFiles, open_file: OpenFile, drop: Callable[[str], None]
+    table: TableMetadata,
+    files: SnapshotFiles,
+    open_file: OpenFile,
+    drop: Callable[[str], None],
+    erased: ErasedOffsets = NOTHING_ERASED,
 ) -> ShardDigests:
-    """The digests of the live rows of a table, by shard. `drop` is called with each data file when it was read."""
+    """The digests of the live rows of a table, by shard, without erased ones. `drop` is called with each data file when
+    it was read."""
     reader, columns = FileReader(open_file, NoRowGroupCache()), table_columns(table.current_schema, table.properties)
     digests: ShardDigests = {}
     for file in files.data:
         deletes = files.deletes_of(file)
         for group in reader.groups(file, columns):
             for rows in reader.live_rows_of(group, columns, deletes):
-                _add(digests, _by_shard(rows))
+                _add(digests, _by_shard(unerased_rows(rows, erased) if erased else rows))
         drop(file.path)
     return digests
 
@@ -360,14 +372,15 @@ def _by_shard(rows: Any) -> ShardDigests:
     return {shard: digest_of(rows_of_shard(rows, shard)) for shard in shards}
 
 
-def _tail_digest(topic: str, span: Span, data: bytes) -> RowDigest:
-    """The digest of the rows of a tail, decoded from its records."""
+def _tail_digest(topic: str, span: Span, data: bytes, erased: ErasedOffsets) -> RowDigest:
+    """The digest of the rows of a tail, decoded from its records, without erased ones."""
     import pyarrow as pa
 
     scanned, end, _, _ = scan_records(data, 0, 0, 1)
     if end != len(data):
         raise errors.BackupDamaged(f"a tail of {topic} is damaged at byte {end} of {len(data)}")
     (rows,) = topic_rows(sections_of(data, 0, scanned), [span])
+    rows = without_erased(rows, erased) if erased else rows
     return digest_of(pa.table(rows.columns)) if rows.rows else RowDigest()
 
 

@@ -25,6 +25,7 @@ class RestoreChoice(msgspec.Struct, frozen=True):
     accounts: bool = False
     subscriptions: bool = True
     in_place: bool = False
+    bring_back_erased: bool = False
 
     def check(self) -> None:
         """Raises InvalidInput for parts that exclude each other."""
@@ -70,6 +71,7 @@ async def restore_plan(stored: StoredBackups, root: BackupRoot, choice: RestoreC
         has_accounts=choice.accounts,
         skips_existing=not is_one_named,
         is_in_place=choice.in_place,
+        brings_back_erased=choice.bring_back_erased,
     )
 
 

@@ -22,6 +22,7 @@ import orjson
 from icestream import errors, limits
 from icestream.backup import restored_table
 from icestream.backup.backup_root import BackupRoot, ShardCut, TopicCut
+from icestream.backup.erased_ledger import ErasedLedger, erased_of, extended, stored_ledgers
 from icestream.backup.object_list import ObjectRow
 from icestream.backup.restored_table import BaseSnapshot, RestoredFile
 from icestream.backup.stored_backups import StoredBackups
@@ -30,23 +31,30 @@ from icestream.broker import records
 from icestream.broker.topic_restore import RECORDS_OF_TOPICS
 from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import DetachedRecord
+from icestream.catalog.topic_rules.erased_record import ErasedRecord
 from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.location import normalize
 from icestream.iceberg.manifests import (
     DATA_CONTENT,
     POSITION_DELETES_CONTENT,
     ManifestEntry,
+    ManifestFile,
     decode_manifest_list,
     live_entries,
 )
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.snapshot import load_snapshot
 from icestream.metadata.state_machine import StateMachine
+from icestream.model.erased_offsets import NOTHING_ERASED, ErasedOffsets, decode_erased, encode_erased
 from icestream.model.task_messages import WrittenFile
 from icestream.model.topic_name import TopicName
+from icestream.model.topic_origin import TopicOrigin
 from icestream.model.topic_policies import PolicyValues
+from icestream.pipeline.erasure.restored_rows import RestoredRows, StoredDataFile
 from icestream.pipeline.retention.commit_times import RetentionIndex
 from icestream.processes.replaced_topic import ReplacedTopic, replaced_topic
 from icestream.processes.state_restore import Call, RestoredPart, RestoreScope, StateRestore
+from icestream.readers.data_files import ScanDataFile, ScanDeleteFile, SnapshotFiles, field_ids, files_of
 from icestream.runtime.clock import Clock
 from icestream.runtime.tasks import Offload
 
@@ -91,6 +99,7 @@ class RestorePlan(NamedTuple):
     has_accounts: bool = False  # accounts too, and owners of subscriptions and sessions with them
     skips_existing: bool = False  # a topic whose name is taken is reported, and the others are restored
     is_in_place: bool = False  # a topic whose name is taken is replaced (ADR 116)
+    brings_back_erased: bool = False  # messages that were erased after the backup, too (ADR 124)
 
 
 class RestoredTopic(NamedTuple):
@@ -106,6 +115,7 @@ class RestoredTopic(NamedTuple):
     subscriptions: int
     next_offsets: dict[int, int]
     problem: str = ""
+    erased: int = 0  # messages that the backup has and that were erased since: they were left out
 
 
 async def restorable_topics(stored: StoredBackups, root: BackupRoot) -> list[TopicCut]:
@@ -138,8 +148,17 @@ class TableWriter(Protocol):
     def new_document(self, policies: PolicyValues, location: str, uuid: str, now_ms: int) -> TableMetadata:
         """Returns a table without rows for a topic that had none in the backup."""
 
-    def write_tail(self, table: TableMetadata, topic: TopicName, topic_id: int, tail: TailSpan) -> list[WrittenFile]:
-        """Writes the messages of a tail as data files; runs in a thread."""
+    def write_tail(
+        self, table: TableMetadata, topic: TopicName, topic_id: int, tail: TailSpan, erased: ErasedOffsets
+    ) -> RestoredRows:
+        """Writes the messages of a tail that are not erased as data files; runs in a thread."""
+
+    def write_without(
+        self, table: TableMetadata, topic: TopicName, file: StoredDataFile, erased: ErasedOffsets
+    ) -> RestoredRows | None:
+        """Writes a data file anew without erased and deleted rows; None if it has no erased one. Runs in a thread.
+
+        Raises TableUnreadable for one that only the engine that wrote it can write again."""
 
     async def size(self, location: str) -> int: ...
 
@@ -183,6 +202,7 @@ class RestoreRun:
         self._new_names = {cut.name: str(name) for cut, name in plan.topics if cut.name != str(name)}
         self._on_bytes = on_bytes
         self._on_effect = on_effect
+        self._ledgers: list[ErasedLedger] = []  # of the target
         self.parts: list[RestoredPart] = []  # what was restored beside topics
 
     async def replaced(self, root: BackupRoot) -> list[ReplacedTopic]:
@@ -215,6 +235,8 @@ class RestoreRun:
         state = load_snapshot(io.BytesIO(data).read)
         rest = StateRestore(self._call, self._stored, root, state)
         rows = {(row.topic_id, row.source): row for row in await self._stored.object_rows(root) if row.source}
+        if not self._plan.brings_back_erased:
+            self._ledgers = await stored_ledgers(self._stored.target)
         self._on_effect(RestoreEffect.BEGIN)
         is_everything = await rest.begin(self._plan.scope)
         # Before the topics: their records name the ids of subjects.
@@ -287,18 +309,28 @@ class RestoreRun:
             for shard in cut.shards
         }
         subscriptions = self._subscriptions(state, source, record) if self._plan.has_subscriptions else []
+        origin = TopicOrigin(root.log_id, cut.id, {shard.shard: shard.end for shard in cut.shards})
+        origins = extended(record.restored_from, origin, limits.TOPIC_ORIGINS_MAX)
+        record = msgspec.structs.replace(record, restored_from=origins)
         copied, metadata_file = _RestoredFiles(), str(allocated["metadata_file"])
         if not is_created:
             location = f"{folder}/{identifier.name}-{uuid}"
             table = await self._empty_table(cut, location, str(uuid), record.policies.over(namespace.policies))
+            copied.erased = await self._erased_of(root, cut)
             if cut.table is not None:
-                await self._copy_table(cut, table, rows, copied)
+                await self._copy_table(cut, name, table, rows, copied)
             self._on_effect(RestoreEffect.TAILS)
             for shard in cut.shards:
                 await self._write_tails(cut, name, shard, table, copied)
             # In another catalog the replaced table has the name until a restored one takes it, also an empty one.
-            if copied.manifests or copied.written or (is_replacing and self._writer.is_foreign):
+            is_empty = not (copied.manifests or copied.written or copied.erased)
+            if not is_empty or (is_replacing and self._writer.is_foreign):
                 metadata_file = await self._write_metadata(cut, topic_id, table, copied, uuid)
+            # Again: an erasure that ended while files were copied must not be undone by them.
+            if copied.erased != await self._erased_of(root, cut):
+                raise errors.Refused(
+                    f"messages of topic {cut.name} were erased while it was restored", hint="repeat the command"
+                )
             if self._plan.has_subscriptions:
                 self._on_effect(RestoreEffect.PRODUCERS)
                 await rest.restore_producers(cut, source, name)
@@ -316,7 +348,8 @@ class RestoreRun:
                 subscriptions=subscriptions,
                 table=msgspec.json.encode(detached) if metadata_file else b"",
                 schema=rest.topic_schema(source),
-                about=self._about(root, rest.records_about(cut.id, RECORDS_OF_TOPICS)),
+                about=self._about(root, rest.records_about(cut.id, RECORDS_OF_TOPICS))
+                | await self._write_erased(table, copied.erased),
                 keeps_owners=self._plan.has_accounts,
                 is_in_place=is_in_place,
             )
@@ -325,7 +358,7 @@ class RestoreRun:
             await self._adopt(name, identifier, metadata_file)
         return RestoredTopic(
             str(name), cut.name, topic_id, str(identifier) if metadata_file else "", copied.messages, copied.files,
-            copied.bytes, len(subscriptions), resume_at,
+            copied.bytes, len(subscriptions), resume_at, erased=copied.erased_rows,
         )  # fmt: skip
 
     # --- the table ---
@@ -339,6 +372,7 @@ class RestoreRun:
     async def _copy_table(
         self,
         cut: TopicCut,
+        name: TopicName,
         table: TableMetadata,
         rows: Mapping[tuple[int | None, str], ObjectRow],
         copied: _RestoredFiles,
@@ -363,10 +397,14 @@ class RestoreRun:
         for manifest in decode_manifest_list(snapshot["manifest-list"], list_data):
             data = await self._content(row_of(manifest.path))
             restored_table.check_restorable(manifest.path, data)
-            if entries := live_entries(manifest.path, data):
+            if live_entries(manifest.path, data):
                 sources.append((manifest, data))
-                await self._copy_entries(entries, row_of, new_path, copied)
-        manifests, files = restored_table.restored_manifests(table, sources, new_path, copied.sizes)
+        if copied.erased:
+            await self._write_without_erased(name, table, sources, row_of, copied)
+        for manifest, data in sources:
+            entries = [entry for entry in live_entries(manifest.path, data) if entry.file_path not in copied.rewritten]
+            await self._copy_entries(entries, row_of, new_path, copied)
+        manifests, files = restored_table.restored_manifests(table, sources, new_path, copied.sizes, copied.rewritten)
         copied.manifests += manifests
         copied.documents += files
 
@@ -420,11 +458,9 @@ class RestoreRun:
         for tail in shard.tails:
             data = await self._stored.content(tail.object, "tail")
             span = TailSpan(shard.shard, max(tail.start, shard.committed), min(tail.end, shard.end), data)
-            written = await self._offload.run(partial(self._writer.write_tail, table, name, cut.id, span))
-            copied.written += written
-            copied.messages += sum(file.rows for file in written)
-            copied.files += len(written)
-            copied.bytes += sum(file.size_bytes for file in written)
+            copied.add(
+                await self._offload.run(partial(self._writer.write_tail, table, name, cut.id, span, copied.erased))
+            )
 
     async def _write_metadata(
         self, cut: TopicCut, topic_id: int, table: TableMetadata, copied: _RestoredFiles, uuid: UUID
@@ -442,10 +478,92 @@ class RestoreRun:
         await self._writer.write(metadata_file, restored.pieces())
         return metadata_file
 
+    # --- erased messages (ADR 124) ---
+
+    async def _erased_of(self, root: BackupRoot, cut: TopicCut) -> ErasedOffsets:
+        """What shall not come back of a topic: what was erased before the backup, and, unless the plan brings it back,
+        what was erased since, as the target and the live broker know it. Raises TableUnreadable, BackupDamaged."""
+        ends = {shard.shard: shard.end for shard in cut.shards}
+        erased = NOTHING_ERASED
+        if cut.erased is not None:
+            erased = decode_erased(await self._stored.content(cut.erased, "erased")).below(ends)
+        if self._plan.brings_back_erased:
+            return erased
+        ledgers = [*self._ledgers, *await self._live_ledgers(root.log_id, cut.id)]
+        return erased.plus(erased_of(ledgers, root.log_id, cut.id, ends))
+
+    async def _live_ledgers(self, log_id: str, topic_id: int) -> list[ErasedLedger]:
+        """What the broker has erased from the topic of the backup, if it has it, and from those restored from it."""
+        answer = await self._call("restore_erased", log_id=log_id, topic_id=topic_id)
+        ledgers = []
+        for topic, data, ends in answer["erased"]:
+            record = msgspec.json.decode(data, type=ErasedRecord)
+            try:
+                pieces = await self._offload.run(lambda record=record: [*self._source(normalize(record.offsets))])  # type: ignore[misc]
+                offsets = b"".join(pieces)
+                if hashlib.sha256(offsets).hexdigest() != record.sha256:
+                    raise errors.DecodeError("its checksum is not the recorded one")
+            except (errors.IcestreamError, OSError) as error:
+                raise errors.TableUnreadable(
+                    f"the erased offsets of {topic} cannot be read from {record.offsets}: {error}",
+                    hint="bring the file back, or restore with --bring-back-erased and erase again",
+                ) from None
+            if ends is None:
+                ledgers.append(ErasedLedger(log_id, topic_id, topic, [], offsets))
+            else:
+                ledgers.append(ErasedLedger("", 0, topic, [TopicOrigin(log_id, topic_id, dict(ends))], offsets))
+        return ledgers
+
+    async def _write_without_erased(
+        self,
+        name: TopicName,
+        table: TableMetadata,
+        sources: Sequence[tuple[ManifestFile, bytes]],
+        row_of: Callable[[str], ObjectRow],
+        copied: _RestoredFiles,
+    ) -> None:
+        """Writes the data files anew that have erased messages: a copy would have their bytes."""
+        ids = field_ids(table.current_schema)
+        files = [
+            file
+            for manifest, data in sources
+            for file in files_of(live_entries(manifest.path, data), manifest.sequence_number, ids, manifest.spec_id)
+        ]
+        deletes = tuple(file for file in files if isinstance(file, ScanDeleteFile))
+
+        def read(path: str) -> bytes:
+            return b"".join(self._chunks(row_of(path)))
+
+        for file in files:
+            if not isinstance(file, ScanDataFile) or not _may_have(file, copied.erased):
+                continue
+            applied = SnapshotFiles((), deletes).deletes_of(file)
+            self._on_effect(RestoreEffect.COPY)
+            data = await self._offload.run(partial(read, file.path))
+            stored = StoredDataFile(file, applied, data, read)
+            rows = await self._offload.run(partial(self._writer.write_without, table, name, stored, copied.erased))
+            if rows is not None:
+                copied.rewritten.add(file.path)
+                copied.add(rows)
+
+    async def _write_erased(self, table: TableMetadata, erased: ErasedOffsets) -> dict[str, bytes]:
+        """Writes the side file of the restored topic; returns its record (catalog/topic_rules/erase_claim.py)."""
+        if not erased:
+            return {}
+        data = encode_erased(erased)
+        digest = hashlib.sha256(data).hexdigest()
+        location = f"{table.location}/metadata/erased-{digest[:32]}.bin"
+        await self._put(location, [data], len(data))
+        cut = {shard: ranges[-1][1] for shard, ranges in erased.shards.items()}
+        now_ms = self._clock.wall_us() // 1000
+        record = ErasedRecord(location, digest, erased.offset_count, erased.range_count, cut, now_ms)
+        return {catalog_keys.ERASED: msgspec.json.encode(record)}
+
     # --- the records ---
 
     def _about(self, root: BackupRoot, about: dict[str, bytes]) -> dict[str, bytes]:
         """The records about a topic, whose messages are as old as they were at the cut (hazard 98)."""
+        about.pop(catalog_keys.ERASED, None)  # names a file of the source
         data = about.pop(catalog_keys.RETENTION, None)
         if data is not None:
             pause_ms = max(0, self._clock.wall_us() // 1_000 - root.cut_ms)
@@ -499,6 +617,23 @@ class _RestoredFiles:
         self.written: list[WrittenFile] = []
         self.sizes: dict[str, int] = {}
         self.messages = self.files = self.bytes = 0
+        self.erased = NOTHING_ERASED
+        self.rewritten: set[str] = set()  # files of the backup that were written anew without erased messages
+        self.erased_rows = 0
+
+    def add(self, rows: RestoredRows) -> None:
+        self.written += rows.files
+        self.messages += sum(file.rows for file in rows.files)
+        self.files += len(rows.files)
+        self.bytes += sum(file.size_bytes for file in rows.files)
+        self.erased_rows += rows.erased
+
+
+def _may_have(file: ScanDataFile, erased: ErasedOffsets) -> bool:
+    """Whether a file can have erased messages, by its bounds."""
+    start = file.offsets.low or 0
+    end = limits.OFFSET_MAX if file.offsets.high is None else file.offsets.high + 1
+    return any(file.shards.may_hold(shard) and erased.within(shard, start, end) for shard in erased.shards)
 
 
 def _resume_at(shard: ShardCut, live_end: int, *, is_renamed: bool) -> int:

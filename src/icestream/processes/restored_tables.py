@@ -22,18 +22,21 @@ from icestream.iceberg.identifier import Identifier, Namespace
 from icestream.iceberg.location import namespace_location, normalize
 from icestream.iceberg.table_commit import new_table_metadata
 from icestream.iceberg.table_metadata import TableMetadata
-from icestream.model.task_messages import WrittenFile
+from icestream.model.erased_offsets import ErasedOffsets
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
 from icestream.mqtt.topics import native_topic
+from icestream.pipeline.erasure.restored_rows import RestoredRows, StoredDataFile, without_erased, write_without
+from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.topic_files import write_topic
-from icestream.pipeline.round_plan import MqttTarget
+from icestream.pipeline.round_plan import MqttTarget, TableTarget
 from icestream.pipeline.rows.log_sections import sections_of
 from icestream.pipeline.rows.topic_rows import Span, topic_rows
 from icestream.pipeline.tables import table_policy
 from icestream.pipeline.task.task_run import fresh_name, open_store
 from icestream.processes.component_options import fixed_namespace, store_options
 from icestream.processes.restore_run import TailSpan
+from icestream.readers.data_files import table_columns
 from icestream.settings import Settings
 from icestream.wal.record_scan import scan_records
 
@@ -103,30 +106,44 @@ class RestoredTables:
         layout = table_policy.new_layout(policies.table_layout)
         return new_table_metadata({"schema": topic_schema.new_schema(), **layout}, location, uuid, now_ms)
 
-    def write_tail(self, table: TableMetadata, topic: TopicName, topic_id: int, tail: TailSpan) -> list[WrittenFile]:
+    def write_tail(
+        self, table: TableMetadata, topic: TopicName, topic_id: int, tail: TailSpan, erased: ErasedOffsets
+    ) -> RestoredRows:
         records, end, _, _ = scan_records(tail.data, 0, 0, 1)
         if end != len(tail.data):
             raise errors.BackupDamaged(f"a tail of {topic} is damaged at byte {end} of {len(tail.data)}")
         span = Span(topic_id, tail.shard, tail.start, tail.end)
         (rows,) = topic_rows(sections_of(tail.data, 0, records), [span])
-        if not rows.rows:
-            return []
-        names = {field["name"] for field in table.current_schema["fields"]}
-        has_mqtt = all(field["name"] in names for field in topic_schema.mqtt_fields())
-        mqtt = MqttTarget(native_topic(str(topic))) if has_mqtt else None
-        target = table_policy.target_of(table, {}, self._storage, mqtt)
+        kept = without_erased(rows, erased) if erased.within(tail.shard, tail.start, tail.end) else rows
+        if not kept.rows:
+            return RestoredRows([], rows.rows)
+        target = self._target(table, topic)
         store = open_store(target)
-        written = write_topic([rows], target, store, fresh_name)
-        failures = store.settle()
-        if failures:
-            location, reason = next(iter(failures.items()))
-            raise errors.StorageUnavailable(f"{location} was not written: {reason}", hint="restore again: it continues")
+        written = write_topic([kept], target, store, fresh_name)
+        _settle(store)
         if written.ends is not None:
             raise errors.TableUnreadable(
                 f"a tail of {topic} has more partition values than are written at once",
                 hint="restore with the pipeline of the source: let it commit before the backup",
             )
-        return [msgspec.structs.replace(file, topic_id=0) for file in written.files]
+        files = [msgspec.structs.replace(file, topic_id=0) for file in written.files]
+        return RestoredRows(files, rows.rows - kept.rows)
+
+    def write_without(
+        self, table: TableMetadata, topic: TopicName, file: StoredDataFile, erased: ErasedOffsets
+    ) -> RestoredRows | None:
+        target = self._target(table, topic)
+        store = open_store(target)
+        columns = table_columns(table.current_schema, table.properties)
+        rows = write_without(file, erased, columns, target, store, fresh_name)
+        _settle(store)
+        return rows
+
+    def _target(self, table: TableMetadata, topic: TopicName) -> TableTarget:
+        names = {field["name"] for field in table.current_schema["fields"]}
+        has_mqtt = all(field["name"] in names for field in topic_schema.mqtt_fields())
+        mqtt = MqttTarget(native_topic(str(topic))) if has_mqtt else None
+        return table_policy.target_of(table, {}, self._storage, mqtt)
 
     async def size(self, location: str) -> int:
         return await self._files.size(location)
@@ -140,3 +157,9 @@ class RestoredTables:
             await self._files.remove(location)
         await self._files.make_folder(location.rsplit("/", 1)[0])
         await self._files.create(location, pieces)
+
+
+def _settle(store: FileStore) -> None:
+    """Raises StorageUnavailable if a file was not written."""
+    for location, reason in store.settle().items():
+        raise errors.StorageUnavailable(f"{location} was not written: {reason}", hint="restore again: it continues")

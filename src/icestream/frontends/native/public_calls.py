@@ -264,7 +264,9 @@ async def delete_topic(caller: Caller, arguments: Document) -> Document:
 
 async def undelete_topic(caller: Caller, arguments: Document) -> Document:
     request = decode_arguments(UndeleteTopic, arguments)
-    returned = await caller.broker.undelete_topic(TopicName.parse(request.topic), request.id)
+    returned = await caller.broker.undelete_topic(
+        TopicName.parse(request.topic), request.id, brings_back_erased=request.bring_back_erased
+    )
     table = returned.table
     return _document(
         ReturnReport(

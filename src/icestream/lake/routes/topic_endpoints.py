@@ -43,8 +43,11 @@ async def undelete_topic(
     id: Annotated[  # noqa: A002  # the name of the parameter
         int | None, Query(description="Which of several deleted topics of that name; default: the last one.")
     ] = None,
+    bring_back_erased: Annotated[
+        bool, Query(description="Also if messages of it were erased since from a topic that was restored from it.")
+    ] = False,
 ) -> api.ReturnReport:
-    return await broker(api.UNDELETE_TOPIC, api.UndeleteTopic(f"/{namespace}/{topic}", id))
+    return await broker(api.UNDELETE_TOPIC, api.UndeleteTopic(f"/{namespace}/{topic}", id, bring_back_erased))
 
 
 @router.get("", response_model=_TOPICS, summary="List the topics of a namespace")

@@ -61,7 +61,7 @@ _ROW_BYTES: Final = 96  # of a row in memory beside its values: offsets, masks, 
 OpenStore = Callable[[TableTarget], FileStore]
 
 
-class _FilePart(NamedTuple):
+class FilePart(NamedTuple):
     """The rows of one file, all of one partition."""
 
     partition: list[Any]
@@ -113,7 +113,7 @@ def _rewrite(job: GroupJob, open_store: OpenStore, name: Callable[[], str]) -> G
         return copied
     inputs = _decode_sources(job, layout, sources, store)
     files = []
-    parts = list(_parts(job, layout, inputs.rows)) if inputs.rows is not None and inputs.rows.num_rows else []
+    parts = list(file_parts(job, layout, inputs.rows)) if inputs.rows is not None and inputs.rows.num_rows else []
     if len(parts) >= len(locations) and not inputs.deleted.rows and not job.repartitions:
         return GroupResult(job.number, reason="it would be as many files as before", read_bytes=read_bytes)
     for part in parts:
@@ -304,12 +304,12 @@ def _is_same(type_: Any, expected: Any) -> bool:
 # --- order and writing ------------------------------------------------------------------------------------------------
 
 
-def _parts(job: GroupJob, layout: ParquetLayout, rows: Any) -> Iterator[_FilePart]:
+def file_parts(job: GroupJob, layout: ParquetLayout, rows: Any) -> Iterator[FilePart]:
     """Yields the rows of each file. Raises TableUnreadable for more partition values than a task may write."""
     ordered = by_offset(rows)
     if not job.repartitions:
         for part in _sized(ordered, job.target.target_bytes):
-            yield _FilePart(list(job.partition), part)
+            yield FilePart(list(job.partition), part)
         return
     # Absent columns are nulls here, as in the files that are written: their partition value is null as well.
     full = layout.table({column: ordered.column(column) for column in ordered.column_names}, ordered.num_rows)
@@ -322,7 +322,7 @@ def _parts(job: GroupJob, layout: ParquetLayout, rows: Any) -> Iterator[_FilePar
     for group in grouped.groups:
         of_value = ordered if group.rows is None else ordered.take(pa.array(group.rows))
         for part in _sized(of_value, job.target.target_bytes):
-            yield _FilePart(list(group.values), part)
+            yield FilePart(list(group.values), part)
 
 
 def by_offset(rows: Any) -> Any:
