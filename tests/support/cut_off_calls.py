@@ -105,7 +105,7 @@ class _CountedService:
 
 
 WRITER_CALLS = ("size", "write", "copy", "write_tail")
-TARGET_CALLS = ("put_new", "put", "adopt", "get", "size", "names", "remove")
+TARGET_CALLS = ("put_new", "put", "adopt", "get", "size", "names", "remove", "keep_names")
 CATALOG_CALLS = ("load", "commit")
 
 

@@ -155,10 +155,13 @@ class StoredBackups:
     def checked_chunks(self, row: ObjectRow, source: Callable[[str], Iterator[bytes]]) -> Iterator[bytes]:
         """The plain bytes of a row of the list, for a thread; compared with its digest at their end. `source`: reads
         files of the warehouse, which a reference backup names. Raises BackupDamaged."""
-        digest = hashlib.sha256()
+        digest, size = hashlib.sha256(), 0
         for chunk in source(row.path) if row.is_original else self.plain_chunks(row.reference, row.role):
             digest.update(chunk)
+            size += len(chunk)
             yield chunk
+        if size != row.content_size:
+            raise errors.BackupDamaged(f"object {row.path} of the backup has {size} bytes, not {row.content_size}")
         if row.content_sha256 and digest.hexdigest() != row.content_sha256:
             raise errors.BackupDamaged(f"object {row.path} of the backup was changed: its SHA-256 differs")
 

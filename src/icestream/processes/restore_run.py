@@ -389,8 +389,9 @@ class RestoreRun:
             return row
 
         def new_path(path: str) -> str:
-            row = row_of(path)
-            return f"{table.location}/data/{row.content_sha256}{_suffix(path)}"
+            # A file of a reference backup was not read when it was backed up: its name stands for its bytes.
+            name = row_of(path).content_sha256 or hashlib.sha256(path.encode()).hexdigest()
+            return f"{table.location}/data/{name}{_suffix(path)}"
 
         list_data = await self._content(row_of(snapshot["manifest-list"]))
         sources = []

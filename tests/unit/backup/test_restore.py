@@ -43,6 +43,22 @@ def expected(count: int) -> list[tuple[int, bytes]]:
     return [(offset, b"m%d" % offset) for offset in range(count)]
 
 
+async def test_a_reference_backup_of_many_files_comes_back_with_every_row(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await world.create_topic()
+        await world.bind()
+        await world.publish(9)
+        for end in (2, 4, 6):
+            await world.commit(end)
+        root = await world.back_up(kind="reference")
+        assert (await RestoreWorld(world).restore(root)).files == 4, "three of the table, and the tail"
+        assert await RestoreWorld(world).rows() == [(offset, b"m%d" % offset) for offset in range(9)]
+        file = next((tmp_path / "warehouse").glob("default/orders-*/data/*.parquet"))
+        file.write_bytes(file.read_bytes() + b"x")
+        with pytest.raises(errors.BackupDamaged, match=file.name):
+            await RestoreWorld(world).restore(root, TopicName("default", "damaged"))
+
+
 async def test_a_topic_is_restored_beside_the_live_one_with_its_offsets_and_rows(tmp_path: Path) -> None:
     async with backup_world(tmp_path) as world:
         topic_id = await prepare(world)
