@@ -75,6 +75,7 @@ from icestream.processes.component_options import fixed_namespace, object_wareho
 from icestream.processes.configured_catalog import open_catalog, open_embedded_catalog, open_table_role
 from icestream.processes.continuous_archive import ContinuousArchive
 from icestream.processes.copy_tasks import CopyTasks
+from icestream.processes.erased_ledger_copy import ErasedLedgerCopy
 from icestream.processes.node.certificates import report_change
 from icestream.processes.pipeline_options import compaction_options, driver_options, setup_paths, spark_options
 from icestream.processes.scheduled_backups import ScheduledBackups, broker_call
@@ -278,7 +279,7 @@ async def _open_driver(
         )
         closing.push_async_callback(erasure.close)
         jobs.add(erasure)
-    backups = BackupParts(link, catalog, files, clock, randomness, backup_threads, writer)
+    backups = BackupParts(link, store, catalog, files, clock, randomness, backup_threads, writer)
     _start_backups(settings, backups, background, closing)
     driver = Driver(broker, lease, tables, jobs, effects, clock, options, report)
     background.start(watch_requests(store, clock, driver.expedite), "commit-now requests")
@@ -317,6 +318,7 @@ class BackupParts(NamedTuple):
     """What backups use of the parts of a driver."""
 
     link: LinkKeeper
+    store: RemoteStore
     catalog: TableCatalog
     files: TableFiles
     clock: SystemClock
@@ -342,6 +344,8 @@ def _start_backups(
     if settings.backup.target is not None:
         drills = ScheduledDrills(settings, clock, randomness, parts.threads)
         background.start(drills.run(), "drills of backups")
+        ledgers = ErasedLedgerCopy(settings, parts.store, call, parts.files, clock, randomness, parts.threads)
+        background.start(ledgers.run(), "ledgers of erased offsets")
     if settings.backup.archive.enable:
         archive_thread = ThreadOffload("archive")
         closing.callback(archive_thread.close)

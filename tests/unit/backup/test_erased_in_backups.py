@@ -16,16 +16,21 @@ from icestream.backup.erased_ledger import ERASED, ErasedLedger, erased_of, exte
 from icestream.broker import records
 from icestream.catalog import catalog_keys
 from icestream.catalog.topic_rules.erased_record import ErasedRecord
+from icestream.iceberg.file_io import LocalFiles, open_local
 from icestream.model.erased_offsets import ErasedOffsets, decode_erased, encode_erased, ranges_of
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_origin import TopicOrigin
 from icestream.processes.backup_drill import BackupDrill
+from icestream.processes.erased_ledger_copy import ErasedLedgerCopy
 from icestream.processes.restore_run import RestoreEffect
 from icestream.readers.verify.verify_report import ShardLogState
 from icestream.runtime.clock import SystemClock
+from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
 from tests.support.backup_world import ORDERS, BackupWorld, Crash, LocalSource, backup_world
+from tests.support.fake_clock import FakeClock
+from tests.support.node_settings import node_settings
 from tests.support.restore_world import BESIDE, RestoreWorld, content
 from tests.support.topic_lake import row
 
@@ -145,6 +150,35 @@ async def test_the_ledger_of_the_target_serves_a_cluster_that_knows_nothing_of_t
         restored = await RestoreWorld(empty).restore(root)
         assert restored.erased == 2
         assert await offsets(empty) == [0, 2, 3, 4, 5, 6, 7, 9]
+
+
+async def test_the_ledger_is_written_with_the_erasure_where_there_is_a_target(tmp_path: Path) -> None:
+    """No backup comes after it, and the broker is lost. While the target is away it is tried again."""
+    async with backup_world(tmp_path / "source") as source, backup_world(tmp_path / "empty") as empty:
+        topic_id = await prepare(source)
+        root = await source.back_up()
+        target = tmp_path / "source" / "backups"
+        settings = node_settings(tmp_path / "s", "iceberg", backup={"target": str(target)})
+        clock = FakeClock()
+        files = LocalFiles(open_local, InlineOffload())
+        copy = ErasedLedgerCopy(
+            settings, source.node.store, source.call, files, clock, SystemRandomness(), InlineOffload()
+        )
+        await copy.run_pass()
+        assert await source.target.names(ERASED) == []
+        await erase(source, topic_id, [1])
+        target.rename(tmp_path / "away")
+        target.write_bytes(b"")
+        with pytest.raises((errors.IcestreamError, OSError)):
+            await copy.run_pass()
+        target.unlink()
+        (tmp_path / "away").rename(target)
+        await copy.run_pass()
+        await erase(source, topic_id, [8])
+        await copy.run_pass()
+        assert len(await source.target.names(ERASED)) == 2
+        empty.target = source.target
+        assert (await RestoreWorld(empty).restore(root)).erased == 2
 
 
 async def test_what_is_erased_from_a_restored_topic_is_erased_from_the_backup_it_came_from(tmp_path: Path) -> None:

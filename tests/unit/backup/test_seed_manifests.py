@@ -20,10 +20,12 @@ from icestream.backup.backup_target import DirectoryTarget
 from icestream.backup.encryption import BackupKey
 from icestream.backup.object_upload import WriteRate
 from icestream.backup.seed_manifest import SeedOptions, check_options, manifest_name, normalized_namespace
+from icestream.broker.backup_service import BackupService
 from icestream.observability import metrics
 from icestream.runtime.tasks import InlineOffload
 from icestream.settings import load
 from tests.support.backup_world import BackupWorld, Crash, RecordingSource, backup_world
+from tests.support.node_group import NodeGroup
 
 pytestmark = pytest.mark.asyncio
 ENABLED = SeedOptions(enable=True)
@@ -102,6 +104,33 @@ async def test_b_04_names_never_collide_over_restarts(tmp_path: Path) -> None:
     assert len({answer["first"] for answer in numbers}) == 300  # type: ignore[index]
     name = re.compile(r"warehouse/icestream/backup/metadata/manifest_[0-9]{13}_[0-9]+\.json")
     assert name.fullmatch(manifest_name(ENABLED, 1_700_000_000_000, 3))
+
+
+async def test_b_04_names_of_three_nodes_never_collide(tmp_path: Path) -> None:
+    """They back up at the same moment, into one target; the node that gives the numbers out loses its power in
+    between."""
+    group = await NodeGroup.form(3)
+    target = DirectoryTarget(tmp_path / "backups", InlineOffload())
+    log: Any = None  # numbers are of the metadata store alone
+    written = 0
+    try:
+        for leads in (True, False):
+            services = [
+                BackupService(log, store, group.clock, asyncio.sleep, asyncio.sleep, InlineOffload())  # type: ignore[arg-type]
+                for store in group.stores.values()
+            ]
+            numbers = [service.allocate_numbers(1) for _ in range(20) for service in services]
+            for number in await group.do(asyncio.gather(*numbers)):
+                # Exclusively: a second one of this name with other bytes is an error.
+                await target.put_new(manifest_name(ENABLED, 1_700_000_000_000, number), b"%d" % written)
+                written += 1
+            if leads:
+                leader = next(node_id for node_id, store in group.stores.items() if store is group.leader)
+                await group.kill(leader, power_loss=True)
+                await group.until(lambda: group.is_ready)
+        assert len(manifests_in(tmp_path)) == written == 100
+    finally:
+        await group.close()
 
 
 async def test_b_05_a_manifest_for_each_flushed_batch_and_none_for_an_empty_one(
