@@ -8,9 +8,8 @@ from functools import partial
 
 from icestream import errors
 from icestream.broker.cursor_store import CursorStore, open_subscription_stream
-from icestream.broker.erased_cuts import ErasedCuts
+from icestream.broker.followed_offsets import erased_cuts, first_kept_offsets
 from icestream.broker.read_ahead import ReadAhead
-from icestream.broker.retained_offsets import RetainedOffsets
 from icestream.broker.scan_requests import ScanRequests
 from icestream.broker.storage import CursorSource, SubscriptionStream
 from icestream.broker.table_prefetch import TablePrefetch
@@ -58,10 +57,10 @@ class IcebergStorage:
         self._streams: dict[ShardKey, TieredShardStream] = {}  # of declared topics
         self.closed: dict[int, errors.StorageUnavailable] = {}  # by topic id: why the topic takes no messages now
         self._tasks = Tasks(self._task_failed)
-        self.retained = RetainedOffsets(store, clock)
+        self.retained = first_kept_offsets(store, clock)
         self._tasks.start(self.cursors.run(), "cursors")
         self._tasks.start(self.retained.run(), "first kept offsets")
-        self.erased = ErasedCuts(store, clock)
+        self.erased = erased_cuts(store, clock)
         self.erased.on_changed = self._drop_caches
         self._tasks.start(self.erased.run(), "erased offsets")
 
@@ -84,8 +83,8 @@ class IcebergStorage:
         if self.scan_requests is not None and topic.has_table:
             declared_gaps = partial(self.log.gaps, shard.key)
             table = TableTier(self.scan_requests, self._table_prefetch, topic.name, shard.key, declared_gaps)
-        first = partial(self.retained.first, shard.key)
-        erased_below = partial(self.erased.below, shard.key)
+        first = partial(self.retained.of, shard.key)
+        erased_below = partial(self.erased.of, shard.key)
         return TieredShardStream(self.log, shard, self._clock, self._read_ahead, table, first, erased_below)
 
     def _drop_caches(self, topic_id: int, cut: Mapping[int, int]) -> None:

@@ -5,8 +5,8 @@
     log      files of the write-ahead log            wal/reader.py
     table    rows of the topic's Iceberg table       table_tier.py
 
-Below the first kept offset no tier is read: what a retention has removed is a gap (retained_offsets.py). Below the cut
-of an erasure the table alone is read: it reports erased messages as gaps (erased_cuts.py).
+Below the first kept offset no tier is read: what a retention has removed is a gap (followed_offsets.py). Below the cut
+of an erasure the table alone is read: it reports erased messages as gaps (followed_offsets.py).
 
 Each read goes to the tier that has the offset at that moment. When a tier drops an offset, the next read of it goes to
 the tier below, so there is no handover between tiers that a reader could miss. Readers do not hold log files back
@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from icestream import errors
+from icestream.broker.followed_offsets import RETENTION_REASON
 from icestream.broker.read_ahead import ReadAhead
-from icestream.broker.retained_offsets import REASON
 from icestream.broker.storage import FilteredRead, ShardRead, TableRow
 from icestream.broker.table_tier import TableTier
 from icestream.model.shard import DeclaredGap, GapState, ShardKey
@@ -174,7 +174,7 @@ class TieredShardStream:
     def _removed(self, offset: int) -> ShardRead:
         """The read of an offset that a retention removed: a gap up to the first kept one, whatever files still hold."""
         first = self._first()
-        gap = DeclaredGap(self.shard.key, offset, first, self.shard.epoch, REASON, GapState.DROPPED)
+        gap = DeclaredGap(self.shard.key, offset, first, self.shard.epoch, RETENTION_REASON, GapState.DROPPED)
         return ShardRead([], [gap], first)
 
     async def _read_log(self, offset: int, bytes_max: int) -> ShardRead | None:

@@ -189,7 +189,7 @@ class BrokerNode:
         held_bytes_max = archive.held_bytes_max if archive.enable else 0
         self.archive = ArchiveService(log, store, clock, held_bytes_max) if log is not None else None
         if self.ingest is not None and isinstance(self.broker.storage, IcebergStorage):
-            self.ingest.erased_below = self.broker.storage.erased.below
+            self.ingest.erased_below = self.broker.storage.erased.of
         if self.ingest is not None:
             self.ingest.on_committed = self.broker.on_tables_committed
             self.ingest.certificate = self._http_certificate
