@@ -40,7 +40,7 @@ from icestream.model.task_messages import WrittenFile
 from icestream.pipeline.compaction.copied_chunks import Source, copy_chunks
 from icestream.pipeline.compaction.group_messages import GroupJob, GroupResult, InputFile, decode_job, encode
 from icestream.pipeline.compaction.row_order import OFFSET_LAYOUT, layout_id, row_groups
-from icestream.pipeline.files.data_file import ColumnMetrics, column_metrics, encode_parquet
+from icestream.pipeline.files.data_file import ROW_GROUP_BYTES, ColumnMetrics, column_metrics, encode_parquet
 from icestream.pipeline.files.file_store import FileStore
 from icestream.pipeline.files.parquet_layout import ARROW, REPEATED, ParquetLayout, layout_of
 from icestream.pipeline.files.partition_groups import group_by_partition
@@ -170,16 +170,31 @@ def _copy(
 
 
 def read_back(store: FileStore, location: str) -> StoredRows:
-    """Reads a file as readers do, one row group after another."""
+    """Reads a file as readers do, a few row groups at a time."""
     digests: list[RowDigest] = []
     nulls: Counter[str] = Counter()
     with store.open(location) as source:
         metadata = pq.read_metadata(source)
-        for number in range(metadata.num_row_groups):
-            rows = decode_rows(source, metadata, [number])
+        for numbers in _windows(metadata):
+            rows = decode_rows(source, metadata, numbers)
             digests.append(digest_of(rows))
             nulls.update({name: rows.column(name).null_count for name in rows.column_names})
     return StoredRows(sum_of(digests), nulls, metadata)
+
+
+def _windows(metadata: Any) -> Iterator[list[int]]:
+    """Yields the numbers of row groups that together are about as large as one of ingest."""
+    window: list[int] = []
+    size = 0
+    for number in range(metadata.num_row_groups):
+        group_bytes = metadata.row_group(number).total_byte_size
+        if window and size + group_bytes > ROW_GROUP_BYTES:
+            yield window
+            window, size = [], 0
+        window.append(number)
+        size += group_bytes
+    if window:
+        yield window
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
