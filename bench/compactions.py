@@ -1,10 +1,11 @@
 """Rewrites groups of small files on Spark as compaction does, and says what each took, as JSON.
 `scenarios/compaction.py` starts it.
 
-python -m bench.compactions FOLDER FILES ROWS REPEATS
+python -m bench.compactions FOLDER FILES ROWS REPEATS ORDER
 
 The files are made here, as ingest writes them: rows of 100 random bytes, each file with its digest. What is measured is
-from the jobs to files that are synced and read back.
+from the jobs to files that are synced and read back. ORDER is a policy of clustering; with one other than `offset` each
+row has one of a thousand keys.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ from icestream.settings import load
 
 PAYLOAD_BYTES = 100
 GROUPS = 2  # one for each core
+KEYS = 1_000
 
 
-def make_files(folder: Path, files: int, rows: int) -> tuple[TableTarget, list[InputFile]]:
+def make_files(folder: Path, files: int, rows: int, *, has_keys: bool = False) -> tuple[TableTarget, list[InputFile]]:
     target = TableTarget(f"file:{folder}/data", {"schema-id": 0, **new_schema()}, {"spec-id": 0, "fields": []})
     inputs: list[InputFile] = []
     store = FolderStore()
+    keys = np.random.default_rng(7)
     for number in range(files):
         data = os.urandom(PAYLOAD_BYTES * rows)
         first = number * rows
@@ -52,6 +55,8 @@ def make_files(folder: Path, files: int, rows: int) -> tuple[TableTarget, list[I
             "payload": pa.array([data[at : at + PAYLOAD_BYTES] for at in range(0, len(data), PAYLOAD_BYTES)]),
             "producer_name": pa.array(["bench"] * rows).dictionary_encode(),
         }
+        if has_keys:
+            columns["key"] = pa.array([b"key %05d" % key for key in keys.integers(0, KEYS, rows)])
         written = write_topic([TopicRows(1, columns, rows)], target, store, lambda: uuid.uuid4().hex)
         inputs += [InputFile(file.location, file.rows) for file in written.files]
     failures = store.settle()
@@ -61,17 +66,17 @@ def make_files(folder: Path, files: int, rows: int) -> tuple[TableTarget, list[I
 
 
 def main(words: list[str]) -> None:
-    if len(words) != 4:
+    if len(words) != 5:
         sys.exit(__doc__)
-    folder, files, rows, repeats = Path(words[0]), *map(int, words[1:])
+    folder, files, rows, repeats, order = Path(words[0]), *map(int, words[1:4]), words[4]
     engine = install_spark(setup_paths(load(None, {}, ()).settings, os.environ), say=lambda _: None)
     # Three, of which a compaction takes two, as the peer does.
     writer = SparkWriter(SparkOptions("local[3]", scratch=folder / "scratch"), lambda: SparkRuntime(engine))
-    target, inputs = make_files(folder, files, rows)
+    target, inputs = make_files(folder, files, rows, has_keys=order != "offset")
     size = -(-len(inputs) // GROUPS)
     found: list[dict[str, Any]] = []
     for number in range(repeats + 1):
-        epoch = TableTarget(f"file:{folder}/out-{number}", target.schema, target.spec)
+        epoch = TableTarget(f"file:{folder}/out-{number}", target.schema, target.spec, clustering=order)
         jobs = [
             encode(GroupJob(group, 1, epoch, [], inputs[start : start + size]))
             for group, start in enumerate(range(0, len(inputs), size))

@@ -1,9 +1,10 @@
 """Spark's own `rewrite_data_files` of an Iceberg table of small files, warm, and its CPU over all processes.
 
-python -m bench.spark_rewrite FOLDER FILES REPEATS FILE…
+python -m bench.spark_rewrite FOLDER FILES REPEATS ORDER FILE…
 
 A table of FILES files is made from the rows of the given Parquet files for each repeat, and the procedure is called
-with Spark's own settings in `local[2]`. One line of JSON: [{"seconds": …, "cpu": …}, …] behind a first call that warms.
+with Spark's own settings in `local[2]`: bin-packing for the ORDER `offset`, else its sort strategy. One line of JSON:
+[{"seconds": …, "cpu": …}, …] behind a first call that warms.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from bench.spark_append import session
 
 
 def main(words: list[str]) -> None:
-    if len(words) < 4:
+    if len(words) < 5:
         sys.exit(__doc__)
-    folder, count, repeats, files = Path(words[0]), int(words[1]), int(words[2]), words[3:]
+    folder, count, repeats, order, files = Path(words[0]), int(words[1]), int(words[2]), words[3], words[4:]
     spark = session(folder)
     rows = spark.read.parquet(*files).repartition(count).cache()
     each = rows.count()
@@ -29,6 +30,8 @@ def main(words: list[str]) -> None:
         properties = rows.writeTo(table).using("iceberg").tableProperty("write.parquet.compression-codec", "zstd")
         properties.create()
         options = "map('min-input-files', '2')"
+        if order != "offset":
+            options += f", strategy => 'sort', sort_order => '{order}'"
         call = f"CALL peer.system.rewrite_data_files(table => 'db.rewritten{number}', options => {options})"
         found.append(timed(lambda call=call: spark.sql(call).collect()))  # type: ignore[misc]
         after = spark.sql(f"SELECT count(*) FROM {table}.files").collect()[0][0]
