@@ -100,7 +100,7 @@ def replay(path: Path, messages: int, rounds: int) -> list[tuple[Any, Any]]:
 def is_cold(found: Node, topic: str) -> bool:
     """Nothing of the topic can be read from the log: what is measured is the table."""
     (shard,) = found.icestream("topic", "describe", f"/default/{topic}")["shard_offsets"]
-    return bool(shard["earliest"] >= shard["next"])
+    return bool(shard["log_start"] >= shard["next"])
 
 
 def rate(one: Any) -> float:
