@@ -156,7 +156,7 @@ CALLS: dict[str, TriedCall] = {
     "restore_live": of_cluster("admin", topic="/shop/absent"),
     "restore_allocate": of_cluster("admin", backup="b", topic="/shop/restored"),
     "restore_topic": of_cluster(
-        "admin", errors.LeaseLost.code, backup="b", topic="/shop/absent", record=TOPIC_RECORD, shards=[[0, 0, 1]]
+        "admin", errors.LeaseLost.code, backup="b", topic="/shop/absent", record=TOPIC_RECORD, shards=[[0, 0, 1, []]]
     ),
     "restore_end": of_cluster("admin", backup="b", topic="/shop/restored"),
     "backup_node": of_cluster("backup"),

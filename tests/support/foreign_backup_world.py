@@ -197,7 +197,7 @@ class ForeignRestoreWorld(RestoreWorld):
 
     async def next_offset(self, topic_id: int, name: TopicName, floor: int) -> int:
         """Where the pipeline goes on with the topic."""
-        ledger = ForeignLedger(self.world.node.store, self.foreign.tables, self.manifests, None)
+        ledger = ForeignLedger(self.world.node.store, self.foreign.tables, self.manifests, None, SystemClock())
         shards = [ShardBacklog(0, 0, floor, floor)]
         return (await ledger.open(TopicBacklog(topic_id, str(name), 0, shards, 0, 0, 0))).next_offsets[0]
 

@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from icestream import errors
 from icestream.catalog.topic_rules import removal
+from icestream.catalog.topic_rules.removal import Removals
+from icestream.catalog.topic_rules.snapshot_progress import removals_after_snapshots, snapshot_progress
 from icestream.catalog.topic_rules.topic_properties import PREFIX
 from icestream.iceberg import avro, manifests, table_metadata
 from icestream.iceberg.manifests import ManifestFile, live_entries
@@ -41,6 +43,7 @@ class BaseSnapshot(NamedTuple):
     committed: Mapping[int, int]  # by shard: the first offset that is not in the table
     time_ms: int
     marker: bytes
+    removals: Removals = ()  # rows that the table of the backup lacked, as its snapshots said it
 
 
 def empty_table(document: Mapping[str, Any], location: str, uuid: str) -> TableMetadata:
@@ -53,6 +56,15 @@ def empty_table(document: Mapping[str, Any], location: str, uuid: str) -> TableM
         if name not in _PLACES and not name.startswith(PREFIX)
     }
     return table_metadata.load({**fields, "table-uuid": uuid, "location": location, "properties": properties})
+
+
+def removals_of(document: Mapping[str, Any], snapshot_id: int, topic_id: int) -> Removals:
+    """The committed rows that a snapshot of a backup lacks, such as those that an engine deleted. `verify` and readers
+    of the restored table know by them why."""
+    table = table_metadata.load(dict(document))
+    progress = snapshot_progress(table, snapshot_id, topic_id, None)
+    committed, time_ms = progress.last_round.committed, int(document.get("last-updated-ms") or 0)
+    return removals_after_snapshots(progress.last_round.removals, table, progress.since, topic_id, committed, time_ms)
 
 
 def check_restorable(manifest: str, data: bytes) -> None:
@@ -137,7 +149,7 @@ def base_table(
             "total-data-files": str(sum(manifest.live_files for manifest in all_manifests if not manifest.content)),
             "total-delete-files": str(sum(manifest.live_files for manifest in all_manifests if manifest.content)),
             "total-records": str(sum(manifest.live_rows for manifest in all_manifests if not manifest.content)),
-            **removal.as_summary(base.topic_id, base.committed, ()),
+            **removal.as_summary(base.topic_id, base.committed, base.removals),
         },
         "schema-id": table.fields["current-schema-id"],
     }

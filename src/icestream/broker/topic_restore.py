@@ -72,11 +72,12 @@ class RestorePage(NamedTuple):
 
 
 class RestoredShard(NamedTuple):
-    """Offsets below `end` are in the restored table; the next message gets `resume_at`."""
+    """Offsets below `end` are in the restored table, but for those in `gaps`; the next message gets `resume_at`."""
 
     shard: int
     end: int
     resume_at: int
+    gaps: Sequence[tuple[int, int]] = ()  # that the source had declared; none passes `end`
 
 
 class RestoredSubscription(NamedTuple):
@@ -203,16 +204,14 @@ class TopicRestore:
             takeover_end=max(shard.resume_at for shard in topic.shards),
         )
         gaps = [
-            DeclaredGap(
-                ShardKey(topic_id, shard.shard),
-                shard.end,
-                shard.resume_at,
-                0,
-                f"restored from backup {topic.backup_id}",
-                GapState.LOST,
-            )
+            DeclaredGap(ShardKey(topic_id, shard.shard), start, end, 0, reason, GapState.LOST)
             for shard in topic.shards
             if shard.resume_at > 0
+            # In the order of offsets: what is written tells a repeat how far it was.
+            for start, end, reason in (
+                *((start, end, f"a gap of the source, in backup {topic.backup_id}") for start, end in shard.gaps),
+                (shard.end, shard.resume_at, f"restored from backup {topic.backup_id}"),
+            )
         ]
         await self._storage.declare_lost_offsets(TopicIdentity(topic_id, str(name), topic_id), gaps)
         cursors = self._cursors(topic, record)

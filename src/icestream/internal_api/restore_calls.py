@@ -19,13 +19,13 @@ restore_topic      backup, topic, record, shards,         id
 restore_end        backup, topic                          nothing: the restore of the topic is completed
 
 `record`, the records of subscriptions and cursors, and `table` are the JSON of broker/records.py and of the catalog's
-DetachedRecord, as bytes. `shards`: [shard, end, resume at]. `subscriptions`: [name, record, [[shard, cursor]]].
-`producers`: [name, record, [[shard, epoch, expected, start, [[first sequence, messages, base offset]]]]]. `subjects`:
-[name, record, [[version, bytes]], is the last part of it]. `about`: records of the topic by their prefixes. Blocks are
-transactions of durable/session_records.py. `entries`: [key, value, revision] below /security/; `topics`: those that
-were restored under their own names. A live topic: `shards` are [shard, end, [[start, end of a gap]]], `subscriptions`
-are {name: [[shard, offset]]}. Erased: the JSON of an ErasedRecord, and [[shard, end]]: below its ends the
-messages are those of the topic of the backup; null: all of them.
+DetachedRecord, as bytes. `shards`: [shard, end, resume at, [[start, end of a gap below the end]]]. `subscriptions`:
+[name, record, [[shard, cursor]]]. `producers`: [name, record, [[shard, epoch, expected, start, [[first sequence,
+messages, base offset]]]]]. `subjects`: [name, record, [[version, bytes]], is the last part of it]. `about`: records of
+the topic by their prefixes. Blocks are transactions of durable/session_records.py. `entries`: [key, value, revision]
+below /security/; `topics`: those that were restored under their own names. A live topic: `shards` are [shard, end,
+[[start, end of a gap]]], `subscriptions` are {name: [[shard, offset]]}. Erased: the JSON of an ErasedRecord, and
+[[shard, end]]: below its ends the messages are those of the topic of the backup; null: all of them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class CreateRestoredTopic(msgspec.Struct):
     backup: RestoredBackupId
     topic: str
     record: bytes
-    shards: list[tuple[int, int, int]]
+    shards: list[tuple[int, int, int, list[tuple[int, int]]]]
     subscriptions: list[tuple[str, bytes, list[tuple[int, bytes]]]] = []
     table: bytes = b""
     schema: bytes = b""

@@ -32,6 +32,7 @@ from icestream.broker.topic_restore import RECORDS_OF_TOPICS
 from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import DetachedRecord
 from icestream.catalog.topic_rules.erased_record import ErasedRecord
+from icestream.catalog.topic_rules.removal import Removals
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.location import normalize
 from icestream.iceberg.manifests import (
@@ -344,7 +345,7 @@ class RestoreRun:
                 backup=root.id,
                 topic=str(name),
                 record=records.encode(record),
-                shards=[(shard.shard, shard.end, resume_at[shard.shard]) for shard in cut.shards],
+                shards=[(shard.shard, shard.end, resume_at[shard.shard], _gaps_below(shard)) for shard in cut.shards],
                 subscriptions=subscriptions,
                 table=msgspec.json.encode(detached) if metadata_file else b"",
                 schema=rest.topic_schema(source),
@@ -405,6 +406,7 @@ class RestoreRun:
         for manifest, data in sources:
             entries = [entry for entry in live_entries(manifest.path, data) if entry.file_path not in copied.rewritten]
             await self._copy_entries(entries, row_of, new_path, copied)
+        copied.removals = restored_table.removals_of(document, cut.table.snapshot_id, cut.id)
         manifests, files = restored_table.restored_manifests(table, sources, new_path, copied.sizes, copied.rewritten)
         copied.manifests += manifests
         copied.documents += files
@@ -469,7 +471,8 @@ class RestoreRun:
         self._on_effect(RestoreEffect.METADATA)
         committed = {shard.shard: shard.end for shard in cut.shards}
         snapshot_id = uuid.int >> (128 - _SNAPSHOT_BITS)
-        base = BaseSnapshot(snapshot_id, topic_id, committed, self._clock.wall_us() // 1000, uuid.bytes)
+        now_ms = self._clock.wall_us() // 1000
+        base = BaseSnapshot(snapshot_id, topic_id, committed, now_ms, uuid.bytes, copied.removals)
         restored, files = restored_table.base_table(table, base, copied.manifests, copied.written)
         # A repeated restore has written other tails: its metadata has names of its own.
         marker = hashlib.sha256(restored.encode()).hexdigest()[:16]
@@ -617,6 +620,7 @@ class _RestoredFiles:
         self.documents: list[RestoredFile] = []
         self.written: list[WrittenFile] = []
         self.sizes: dict[str, int] = {}
+        self.removals: Removals = ()
         self.messages = self.files = self.bytes = 0
         self.erased = NOTHING_ERASED
         self.rewritten: set[str] = set()  # files of the backup that were written anew without erased messages
@@ -644,6 +648,11 @@ def _resume_at(shard: ShardCut, live_end: int, *, is_renamed: bool) -> int:
     if is_renamed and not live_end:
         return highest + 1 if highest else 0
     return highest + limits.TAKEOVER_OFFSETS
+
+
+def _gaps_below(shard: ShardCut) -> list[tuple[int, int]]:
+    """The declared gaps of the source below the end: nothing else says why the restored table lacks these offsets."""
+    return [(start, min(end, shard.end)) for start, end in sorted(shard.gaps) if start < shard.end]
 
 
 def _entry(state: StateMachine, key: str, kind: type[Any]) -> Any:

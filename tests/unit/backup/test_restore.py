@@ -15,7 +15,7 @@ from icestream.iceberg.identifier import Identifier
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.retention.commit_times import CommitPoint, RetentionIndex
-from icestream.processes.restore_run import RestoreEffect
+from icestream.processes.restore_run import RestoreEffect, RestorePlan
 from icestream.runtime.clock import SystemClock
 from tests.support.backup_world import ORDERS, BackupWorld, Crash, backup_world
 from tests.support.broker_machine import quiet, subscribe
@@ -251,3 +251,22 @@ async def test_hazard_78_a_restore_to_an_earlier_time_is_beyond_what_the_archive
         new.folder, new.target = world.folder, world.target
         (restored,), _ = await RestoreWorld(new).restore_all(root)
         assert restored.next_offsets[0] > source.visible == 510
+
+
+async def test_gaps_that_the_source_declared_are_declared_in_the_restored_topic(tmp_path: Path) -> None:
+    """A restored topic is restored again: the offsets that the first restore stepped over have a reason in both."""
+    second = TopicName("default", "orders_again")
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        first = await RestoreWorld(world).restore(await world.back_up())
+        root = await world.back_up()
+        (cut,) = [topic for topic in root.topics if topic.name == str(BESIDE)]
+        (restored,) = await RestoreWorld(world).run_of(RestorePlan([(cut, second)]), None).run(root)
+        gaps = world.node.broker.storage.shard_stream(ShardKey(restored.id, 0)).gaps()
+        assert [(gap.start, gap.end) for gap in gaps] == [
+            (10, first.next_offsets[0]),
+            (first.next_offsets[0], restored.next_offsets[0]),
+        ]
+        assert [gap.reason.partition(" backup ")[0] for gap in gaps] == ["a gap of the source, in", "restored from"]
+        await world.restart()
+        assert world.node.broker.storage.shard_stream(ShardKey(restored.id, 0)).gaps() == gaps

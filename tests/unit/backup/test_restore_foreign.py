@@ -23,6 +23,7 @@ from tests.support.broker_machine import quiet, subscribe
 from tests.support.foreign_backup_world import (
     CuttingCatalog,
     ForeignBackupWorld,
+    ForeignLake,
     ForeignRestoreWorld,
     foreign_backup_world,
 )
@@ -271,3 +272,22 @@ async def test_a_catalog_that_registers_no_tables_is_refused_before_anything_is_
             await ForeignRestoreWorld(world, tables).restore(root)
         assert world.node.broker.topics.find(BESIDE) is None
         assert await world.tables.list_tables(TABLE.namespace) == [TABLE]
+
+
+async def test_rows_that_an_engine_had_deleted_have_their_reason_in_the_restored_table(tmp_path: Path) -> None:
+    async with own_world(tmp_path) as world:
+        await world.back_up_orders()
+        assert isinstance(world.lake, ForeignLake)
+        (entry,) = world.lake.live
+        await world.lake.replace(
+            [entry, await world.lake.write_deletes(entry, [2])], "delete", added_position_deletes="1"
+        )
+        root = await world.back_up()
+        restored = await ForeignRestoreWorld(world).restore(root)
+        stream = world.node.broker.storage.shard_stream(ShardKey(restored.id, 0))
+        gaps = [(gap.start, gap.end, gap.reason) for gap in stream.gaps()]
+        log = ShardLogState(stream.visible, stream.visible, gaps)
+        assert await ForeignRestoreWorld(world).verify_topic(restored.id, log) == []
+        mirror = await ForeignRestoreWorld(world).mirror_of(restored.id)
+        assert mirror is not None
+        assert "delete" in [removal.operation for removal in mirror.removals]
