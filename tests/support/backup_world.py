@@ -93,6 +93,7 @@ class BackupWorld:
         self.node = node
         self.link = link
         self.folder = folder
+        self.is_foreign = False  # the tables are in another catalog than ours
         self.target: BackupTarget = DirectoryTarget(folder / "backups", InlineOffload())
         self.lake: TopicLake | None = None
         self.store = StoreOptions()  # for tasks that copy
@@ -189,6 +190,7 @@ class BackupWorld:
             seed or SeedOptions(),
             on_effect=on_effect,
             bulk=bulk,
+            is_foreign=self.is_foreign,
         )
 
     async def back_up(self, **options: Any) -> BackupRoot:

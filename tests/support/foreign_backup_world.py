@@ -85,6 +85,7 @@ class ForeignBackupWorld(BackupWorld):
     def __init__(self, node: BrokerNode, link: Link, folder: Path, tables: TableCatalog) -> None:
         super().__init__(node, link, folder)
         self.tables = tables
+        self.is_foreign = True
 
     @property
     def catalog(self) -> Any:
@@ -211,11 +212,11 @@ class CuttingCatalog:
     """Runs `on_change` before each change that a restore makes in a catalog."""
 
     def __init__(self, inner: TableCatalog, on_change: Callable[[str], None]) -> None:
-        self._inner = inner
+        self.inner = inner
         self._on_change = on_change
 
     def __getattr__(self, name: str) -> Any:
-        method = getattr(self._inner, name)
+        method = getattr(self.inner, name)
         if name not in ("create_namespace", "register", "rename"):
             return method
 

@@ -211,14 +211,18 @@ class BackupRun:
         progress: Progress | None = None,
         on_effect: Callable[[BackupEffect], None] = lambda _: None,
         bulk: BulkCopy | None = None,
+        *,
+        is_foreign: bool = False,
     ) -> None:
         """`seed`: the settings of the manifests, which this run keeps whatever changes meanwhile (B-13). `bulk`: copies
-        the files of a backup that has at least so many; None: the threads of `upload` copy them all."""
+        the files of a backup that has at least so many; None: the threads of `upload` copy them all. `is_foreign`: the
+        tables are in another catalog than ours, which knows no holds: pins are looked at after each batch of files."""
         self._node = node
         self._catalog = catalog
         self._source = source
         self._copier: FileCopier | None = None
         self._bulk = bulk
+        self._is_foreign = is_foreign
         self._upload = upload
         self._target = upload.target
         self._stored = StoredBackups(upload.target, upload.key)
@@ -301,6 +305,11 @@ class BackupRun:
                 await self._copy_table(topic, topic.table, unchanged)
         await self._flush()
         self.progress.phase = "finish"
+        if self._is_foreign and self._plan.kind == "reference":
+            # What was pinned first may be gone by now, and the backup has no copies.
+            for topic in self._cut.topics:
+                if topic.table is not None:
+                    await self._check_pin(topic.table)
         # Last of all objects: without a root there is no backup, so one that was cut off can only be resumed.
         return await self._finish(await self._write_root())
 
@@ -680,6 +689,8 @@ class BackupRun:
         """Copies the files of a manifest in batches, several files at once."""
         for batch in _batches(entries):
             await self._copy_batch(topic, table, batch, bounds, unchanged)
+            if self._is_foreign:
+                await self._check_pin(table)
             self.progress.files += len(batch)
             self.progress.bytes += sum(entry.file_size_bytes for entry in batch)
             if len(self._batch) >= limits.BACKUP_BATCH_FILES or _copied_size(self._batch) >= limits.BACKUP_BATCH_BYTES:
@@ -911,12 +922,13 @@ class BackupRun:
         identifier = Identifier(tuple(table.namespace), table.name)
         try:
             loaded = await self._catalog.load(identifier)
-        except errors.UnknownTable:
+        except (errors.UnknownTable, errors.UnknownNamespace):
             loaded = None
         reference = (loaded.metadata.get("refs") or {}).get(tag, {}) if loaded is not None else {}
         if loaded is None or loaded.uuid != table.uuid or reference.get("snapshot-id") != table.snapshot_id:
-            # A dropped table is held: its files stay until the hold ends, and they are what the snapshot names.
-            if loaded is None:
+            # A dropped table is held: its files stay until the hold ends, and they are what the snapshot names. Another
+            # catalog knows no holds.
+            if loaded is None and not self._is_foreign:
                 return
             raise errors.BackupDamaged(
                 f"tag {tag} of table {identifier} is gone: the backup cannot be completed",

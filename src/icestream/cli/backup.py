@@ -511,8 +511,9 @@ async def _create(
             with command_tasks(settings) as tasks:
                 bulk = tasks.bulk_copy(settings, stored.target.location("").rstrip("/"), upload, bytes_per_second)
                 run = BackupRun(
-                    node, catalog, warehouse_files(settings), upload, clock, plan, seed, progress, bulk=bulk
-                )
+                    node, catalog, warehouse_files(settings), upload, clock, plan, seed, progress, bulk=bulk,
+                    is_foreign=not settings.catalog_embedded,
+                )  # fmt: skip
                 async with _shown(progress, plan):
                     return await (run.resume() if resume else run.run())
     finally:

@@ -134,7 +134,11 @@ class ScheduledBackups:
             WriteRate(options.rate_bytes),
         )
         bulk = None if self._tasks is None else self._tasks.bulk_copy(self._settings, options.target or "", upload)
-        return await BackupRun(node, self._catalog, self._source, upload, self._clock, plan, seed, bulk=bulk).run()
+        is_foreign = not self._settings.catalog_embedded
+        run = BackupRun(
+            node, self._catalog, self._source, upload, self._clock, plan, seed, bulk=bulk, is_foreign=is_foreign
+        )
+        return await run.run()
 
     async def _delete(self, stored: StoredBackups, backup_id: str) -> None:
         """Deletes a backup with its pins."""

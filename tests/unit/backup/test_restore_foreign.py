@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from icestream import errors, limits
+from icestream.backup.backup_run import BackupEffect
 from icestream.catalogs.embedded import EmbeddedCatalog
+from icestream.catalogs.table_catalog import CommitDone, TableChange
 from icestream.iceberg.identifier import Identifier
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
@@ -291,3 +293,65 @@ async def test_rows_that_an_engine_had_deleted_have_their_reason_in_the_restored
         mirror = await ForeignRestoreWorld(world).mirror_of(restored.id)
         assert mirror is not None
         assert "delete" in [removal.operation for removal in mirror.removals]
+
+
+async def drop_tag(world: ForeignBackupWorld) -> None:
+    loaded = await world.tables.load(TABLE)
+    tags = [name for name in loaded.metadata["refs"] if name.startswith("icestream-backup-")]
+    updates = [{"action": "remove-snapshot-ref", "ref-name": name} for name in tags]
+    assert isinstance(await world.tables.commit(TABLE, TableChange([], updates)), CommitDone)
+
+
+async def drop_table(world: ForeignBackupWorld) -> None:
+    await world.tables.drop(TABLE)
+
+
+@pytest.mark.parametrize("act", [drop_tag, drop_table])
+@pytest.mark.parametrize("kind", ["copy", "reference"])
+@pytest.mark.parametrize("loads", [3, 4, 5, 6, 7])
+async def test_hazard_89_pins_that_others_take_away_end_a_backup_or_come_too_late(
+    tmp_path: Path, act: Callable[[ForeignBackupWorld], Awaitable[None]], kind: str, loads: int
+) -> None:
+    """Nothing in another catalog keeps a tag or a table. Before each look of the run at the table."""
+
+    class Meddler(CuttingCatalog):
+        done = 0
+
+        async def load(self, table: Identifier) -> Any:
+            self.done += 1
+            if self.done == loads:
+                await act(world)
+            return await self.inner.load(table)
+
+    async with own_world(tmp_path) as world:
+        await world.back_up_orders()
+        plain = world.tables
+        run = world.run(kind=kind)
+        run._catalog = meddler = Meddler(plain, lambda _: None)  # type: ignore[assignment]
+        try:
+            root = await run.run()
+        except (errors.BackupDamaged, errors.UnknownTable, errors.StorageUnavailable):
+            assert await world.stored().root_or_none(run._plan.id) is None, "no root, no backup"
+            return
+        # The run did not look any more, or all that it needs was copied before.
+        assert meddler.done < loads or kind == "copy"
+        assert await world.verify(root.id) == []
+
+
+async def test_hazard_89_a_pin_that_goes_behind_the_copy_leaves_no_reference_backup(tmp_path: Path) -> None:
+    """All tables are looked at again before the root: the first of many may have lost its pin meanwhile."""
+    reached: list[BackupEffect] = []
+
+    class Meddler(CuttingCatalog):
+        async def load(self, table: Identifier) -> Any:
+            if BackupEffect.VIEW in reached:
+                await drop_tag(world)
+            return await self.inner.load(table)
+
+    async with own_world(tmp_path) as world:
+        await world.back_up_orders()
+        run = world.run(kind="reference", on_effect=reached.append)
+        run._catalog = Meddler(world.tables, lambda _: None)  # type: ignore[assignment]
+        with pytest.raises(errors.BackupDamaged, match=r"tag icestream-backup-.* is gone"):
+            await run.run()
+        assert await world.stored().root_or_none(run._plan.id) is None
