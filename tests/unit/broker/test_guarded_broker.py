@@ -59,6 +59,7 @@ USE_CASES: dict[str, tuple[list[str], UseCase]] = {
     "undelete_topic": (["admin on cluster"], lambda g, topic: g.undelete_topic(NEW)),
     "live_topic": (["admin on cluster"], lambda g, topic: g.live_topic(NEW)),
     "allocate_restore": (["admin on cluster"], lambda g, topic: g.allocate_restore("b", NEW, PolicyValues())),
+    "erased_topics": (["admin on cluster"], lambda g, topic: g.erased_topics("log", 1)),
     "restore_topic": (
         ["admin on cluster"],
         lambda g, topic: g.restore_topic(BackedUpTopic("b", NEW, topic.record, [], [], None)),
