@@ -1602,6 +1602,8 @@ ERASURE_TASK_BYTES: Final = 1024 * MIB
 ERASURE_STEP_FILES: Final = 16
 # Snapshots in one commit that rewrites history: the catalog reads what changes in each.
 ERASURE_STEP_SNAPSHOTS: Final = 64
+# Places of retained messages in one call of an erasure.
+ERASURE_PLACES_MAX: Final = 10_000
 # How often the table may change under an erasure before it gives up.
 ERASURE_ATTEMPTS_MAX: Final = 20
 # How long an erasure waits until everything below its cut is committed.

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import errno
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from icestream import errors, limits
+from icestream.admin_api.erasure_api import NewErasure
 from icestream.broker.audit_log import AUDIT_TOPIC, AuditLog
+from icestream.broker.erasure_service import ErasureService
 from icestream.broker.guarded_broker import BrokerDoor
 from icestream.broker.service import Broker
+from icestream.frontends.native.public_calls import Caller
+from icestream.internal_api.erasure_calls import ErasureCalls
 from icestream.model import SyncMode, envelope
 from icestream.model.block import iter_blocks
 from icestream.model.subscription_options import SubscriptionStart, SubscriptionType
@@ -130,6 +135,35 @@ async def test_changes_are_audited_and_other_accesses_by_setting() -> None:
         assert [event for event in events if event in changes] == changes
         others = {("produce", "topic:/default/orders"), ("describe", "topic:/default/orders")}
         assert set(events) - set(changes) == (others if records_access else set())
+
+
+async def test_an_erasure_is_audited_without_its_predicate(tmp_path: Path) -> None:
+    """A dry run and a check change nothing, and are no events. A refused one is an event: it was asked for."""
+    world = await audited()
+    session = world.session(ADMIN)
+    broker = BrokerDoor(world.broker, world.control).guard(session)
+    name = TopicName("default", "orders")
+    broker.close_producer(await broker.open_producer(name, "p", create=True))
+    log = world.machine.log
+    assert log is not None
+    service = ErasureService(log, world.machine.store, world.machine.clock, tmp_path / "erasure.key", "node-1")
+    caller = Caller(None, broker)  # type: ignore[arg-type]
+    calls = ErasureCalls(service, world.audit)
+    for mode in ("dry-run", "check", "erase"):
+        await calls.begin_erasure(caller, NewErasure(topic=str(name), where="key = 'alice'", mode=mode))
+        service._progress = None
+        service._request = None
+    await world.pass_second()
+    events = [event for event in await world.events() if "erased" in msgspec.json.encode(event).decode()]
+    (event,) = events
+    assert (event.event, event.action, event.resource, event.principal) == (
+        "change",
+        "delete",
+        "topic:/default/orders",
+        str(ADMIN),
+    )
+    assert all("alice" not in msgspec.json.encode(event).decode() for event in await world.events())
+    await world.audit.close()
 
 
 async def test_hazard_121_a_change_is_durable_before_it_is_made() -> None:

@@ -7,6 +7,7 @@ which has to name exactly the erased offsets.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from icestream.model.erasure_messages import ErasureMode, HistoryChoice
 from icestream.model.scan_messages import ScanKind, ScanRequest
 from icestream.model.shard import GapState, ShardKey
 from icestream.pipeline.driver.effects import ERASURE_EFFECTS, Effect, Fault
+from icestream.pipeline.erasure.erasure_job import watch_erasures
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from tests.support.compaction import RULE, add_compaction, compact
@@ -325,6 +327,53 @@ async def test_hazard_81_a_manifest_goes_with_its_last_row(
     await world.drain(life)
     assert await manifest_sizes(world) == [1, *files_left]
     await world.check()
+
+
+async def test_hazard_97_retained_messages_of_erased_rows_are_dropped(world: FaultWorld) -> None:
+    """Known by the rows that they were taken from; those of other rows stay."""
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    job, _ = erasures.add_to(life)
+    erasures.retained.rows = {1: {(0, 2), (0, 3), (0, 4), (1, 1)}, 2: {(0, 3)}}
+    progress, report = await erasures.do(life, job, WHERE, ErasureMode.ERASE)
+    assert (progress.error, report["retained"]) == ("", 2)
+    assert erasures.retained.rows == {1: {(0, 2), (0, 4)}, 2: {(0, 3)}}
+    erasures.retained.rows[1].add((1, 1))  # a restart before the log of retained messages was written again
+    progress, _ = await erasures.do(life, job, WHERE, ErasureMode.CHECK)
+    assert [place for place in progress.findings.left if place.startswith("mqtt")] == [
+        "mqtt: 1 retained message of erased rows; erase again"
+    ]
+
+
+@pytest.mark.parametrize("history", [HistoryChoice.DROP, HistoryChoice.REWRITE], ids=str)
+async def test_hazard_80_a_node_of_a_cluster_erases_under_its_own_lease(
+    world: FaultWorld, history: HistoryChoice
+) -> None:
+    """Its topics are in its log alone (ADR 32); requests and retired logs of other nodes are not its own."""
+    world.lease_name = "00000000000000a1"
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life, 2)
+    job, _ = erasures.add_to(life)
+    asked: list[str] = []
+    own = asyncio.create_task(watch_erasures(world.store, world.clock, world.lease_name, lambda: asked.append("own")))
+    other = asyncio.create_task(
+        watch_erasures(world.store, world.clock, "00000000000000b2", lambda: asked.append("other"))
+    )
+    await asyncio.sleep(0)
+    forget(world)
+    progress, _ = await erasures.do(life, job, WHERE, ErasureMode.ERASE, history=history)
+    assert (progress.error, progress.findings.erased) == ("", 2)
+    assert {*asked} == {"own"}
+    for task in (own, other):
+        task.cancel()
+    await asyncio.gather(own, other, return_exceptions=True)
+    (stored, _), *more = await world.store.list_all("/erasures/log/")
+    assert (stored, more) == (f"/erasures/log/{world.log.log_id.hex()}", [])
+    await clean(world, life)
+    await world.check()
+    progress, _ = await erasures.do(life, job, WHERE, ErasureMode.CHECK)
+    assert (progress.error, progress.findings.left) == ("", [])
+    assert places(world) == []
 
 
 # --- crashes ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import io
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 
 from icestream.broker.erasure_service import ErasureService
 from icestream.model.erasure_messages import ErasureMode, ErasureProgress, ErasureRequest, HistoryChoice
+from icestream.model.shard import ShardKey
 from icestream.pipeline.compaction.compaction_job import CompactionJob
 from icestream.pipeline.driver.commit_sequence import CommitSequence
 from icestream.pipeline.driver.rewrite_commit import RewriteCommit
@@ -98,13 +100,42 @@ class ServiceBroker:
     async def retire_log(self, topic_id: int, cut: Mapping[int, int], *, is_check: bool) -> list[str]:
         return await self._service.retire_log(topic_id, cut, is_check=is_check)
 
+    async def retained_places(self, topic_id: int, after: tuple[int, int] | None) -> list[tuple[int, int]]:
+        places = await self._service.retained_places(topic_id)
+        return [place for place in places if after is None or place > after][:2]  # more come with the next call
+
+    async def forget_retained(self, topic_id: int, places: Sequence[tuple[int, int]]) -> None:
+        await self._service.forget_retained(topic_id, set(places))
+
+
+class RetainedRows:
+    """The retained messages of MQTT, by topic id: shard and offset of each."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, set[tuple[int, int]]] = {}
+
+    @property
+    def retained_shard(self) -> ShardKey:
+        return ShardKey(2**62, 1)  # of no topic in these worlds
+
+    async def retained_places(self, topic_id: int) -> list[tuple[int, int]]:
+        return sorted(self.rows.get(topic_id, ()))
+
+    async def forget_retained(self, topic_id: int, places: AbstractSet[tuple[int, int]]) -> int:
+        self.rows[topic_id] -= places
+        return len(places)
+
 
 class Erasures:
     """Erasures in a world. Lives of its driver come and go; the broker stays."""
 
     def __init__(self, world: FaultWorld) -> None:
         self.world = world
-        self.service = ErasureService(world.log, world.store, world.clock, Path(world.folder) / "erasure.key", "node")
+        self.retained = RetainedRows()
+        key_file = Path(world.folder) / "erasure.key"
+        self.service = ErasureService(
+            world.log, world.store, world.clock, key_file, "node", world.lease_name, self.retained
+        )
 
     def add_to(
         self,
@@ -133,7 +164,7 @@ class Erasures:
             life.effects,
             life.clock,
             SystemRandomness(),
-            ErasureOptions(clean_up_delay_ms=0),
+            ErasureOptions(clean_up_delay_ms=0, lease_name=self.world.lease_name),
         )
         life.jobs.add(job)
         return job, compaction

@@ -121,6 +121,7 @@ class FaultWorld:
         self.acked: dict[int, dict[int, int]] = {}  # by topic and shard: below it all consumers have acked
         self.use(log)
         self.published: dict[ShardKey, dict[int, bytes]] = {}
+        self.lease_name = ""  # of a node of a cluster
         self.names: dict[int, Identifier] = {}  # of tables that have another one than their topic
         self.forgone: dict[ShardKey, set[int]] = {}  # offsets that were deleted from a table
         self.clean_up_delay_ms: int | None = None if is_foreign else 0
@@ -207,6 +208,7 @@ class FaultWorld:
             self.clean_up_delay_ms,
             self.history,
             lambda: self.making.files_in_use(self.avro),
+            self.lease_name,
         )
         harness = InterruptibleDriver(
             outside, wrap(self.catalog) if wrap else self.catalog, fault, stop, owner, age_due_ms
@@ -220,8 +222,8 @@ class FaultWorld:
 
     def _books(self, catalog: TableCatalog) -> OffsetLedger:
         if self.is_foreign:
-            return ForeignLedger(self.store, catalog, self.avro, None, self.clock)
-        return EmbeddedLedger(self.store, catalog, self.making, None)
+            return ForeignLedger(self.store, catalog, self.avro, None, self.clock, self.lease_name)
+        return EmbeddedLedger(self.store, catalog, self.making, None, self.lease_name)
 
     async def drain(self, harness: InterruptibleDriver, may_stop: AbstractSet[int] = frozenset()) -> None:
         """Runs the driver until all messages are in tables, except those of topics that wait for an operator."""

@@ -131,6 +131,7 @@ class DriverEnvironment(NamedTuple):
     clean_up_delay_ms: int | None  # None: no files are removed
     history: TagRetention
     files_in_use: Callable[[], FilesInUseScan]
+    lease_name: str = ""  # of a node of a cluster
 
 
 class InterruptibleDriver:
@@ -161,7 +162,7 @@ class InterruptibleDriver:
         self.manifests = outside.reader()
         committer = Committer(watched, books, files, self.manifests, clock, SystemRandomness(), outside.history)
         self.committer = committer
-        self.lease = DriverLease(store, clock, owner, LEASE_MS)
+        self.lease = DriverLease(store, clock, owner, LEASE_MS, name=outside.lease_name)
         options = DriverOptions(RoundBudget(age_due_ms=age_due_ms), wait_ms=0)
         report = DriverReport("here", 1, 1)
         self.report = report

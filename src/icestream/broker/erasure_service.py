@@ -3,7 +3,8 @@
 A request is in memory alone: it names a person. The driver fetches it, also again after a restart of its own; a restart
 of the broker ends it, and the command says so. What is stored:
 
-    /erasures/log                            RetiredLog: log files with lower numbers are never made into spares
+    /erasures/log/{log id}                   RetiredLog: files of this log with lower numbers never become spares. Not
+                                             by node: one that rejoins has the log of its predecessor
     /erasures/reports/{topic id}/{time ms}   the signed report of a finished erasure; the last ERASURE_REPORTS_MAX
     data_dir/erasure.key                     32 random bytes: the Ed25519 key of reports, the key of predicate hashes
 """
@@ -15,21 +16,23 @@ import hmac
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from icestream import errors, limits
 from icestream.metadata.store import MetadataStore
 from icestream.model.erasure_messages import (
-    REQUEST_KEY,
     ErasureFindings,
     ErasureMode,
     ErasureProgress,
     ErasureRequest,
     HistoryChoice,
+    request_key,
 )
+from icestream.model.erasure_places import NOT_COVERED
 from icestream.model.erasure_predicate import parse_predicate
 from icestream.model.shard import ShardKey
 from icestream.observability.log import get_logger
@@ -37,36 +40,51 @@ from icestream.runtime.clock import Clock
 from icestream.wal.write_ahead_log import WriteAheadLog
 
 COMMIT_NOW_KEY: Final = "/pipeline/commit_now"
-LOG_KEY: Final = "/erasures/log"
+LOGS: Final = "/erasures/log/"
 REPORTS: Final = "/erasures/reports/"
 _log = get_logger("erasure")
 _REQUEST_TTL_MS: Final = 3_600_000
-# What no erasure reaches, in every report: so that its reader does not take silence for a promise.
-NOT_COVERED: Final = (
-    "backups, archives and exports that were made before: list them with `icestream backup list`, and delete those "
-    "that have the messages; a restore leaves the messages out, unless it is told to bring them back",
-    "copies in other topics, such as dead letters and messages that a consumer published again: erase them there",
-    "deleted topics that can come back, also those that a restore in place replaced: `icestream topic deleted` lists "
-    "them, undelete brings the messages back",
-    "retained messages and queues of MQTT sessions: `icestream mqtt retained` lists and clears retained messages",
-    "what consumers, engines and their caches have read before, and files of engines outside of the table's folder",
-    "memory of running processes, swap space, file system journals, snapshots of disks and versions of an object store",
-)
 
 
 class RetiredLog(msgspec.Struct, frozen=True):
     retired_below: int
 
 
-class ErasureService:
-    """The erasures of one broker; those of topics in its own log."""
+class RetainedMessages(Protocol):
+    """The retained messages of MQTT, each with the row that it was taken from. They have a log of their own: a shard of
+    the state topic."""
 
-    def __init__(self, log: WriteAheadLog, store: MetadataStore, clock: Clock, key_file: Path, node: str) -> None:
+    @property
+    def retained_shard(self) -> ShardKey: ...
+
+    async def retained_places(self, topic_id: int) -> list[tuple[int, int]]: ...
+
+    async def forget_retained(self, topic_id: int, places: AbstractSet[tuple[int, int]]) -> int: ...
+
+
+class ErasureService:
+    """The erasures of one broker: of topics that it serves, whose messages are in its log alone (ADR 32, 129)."""
+
+    def __init__(
+        self,
+        log: WriteAheadLog,
+        store: MetadataStore,
+        clock: Clock,
+        key_file: Path,
+        node: str,
+        lease_name: str = "",
+        retained: RetainedMessages | None = None,
+    ) -> None:
+        """`lease_name`: of the lease of this node's driver; empty for a single node. `retained`: those of MQTT; None:
+        there are none."""
         self._wal = log
         self._store = store
         self._clock = clock
         self._key_file = key_file
         self._node = node
+        self._retained = retained
+        self._request_key = request_key(lease_name)
+        self._log_key = f"{LOGS}{log.log_id.hex()}"
         self._request: ErasureRequest | None = None
         self._progress: ErasureProgress | None = None
         self._report: dict[str, Any] | None = None
@@ -77,7 +95,7 @@ class ErasureService:
 
     async def start(self) -> None:
         """Has the log go on with a retirement that a restart cut off."""
-        entry = await self._store.get(LOG_KEY)
+        entry = await self._store.get(self._log_key)
         if entry is not None:
             retired = msgspec.json.decode(entry.value, type=RetiredLog)
             self._wal.lifecycle.retired_below = max(self._wal.lifecycle.retired_below, retired.retired_below)
@@ -116,7 +134,7 @@ class ErasureService:
         self._dead_letters = [*dead_letters]
         self._start_ms, self._heard_ns = self._clock.wall_us() // 1000, self._clock.monotonic_ns()
         await self._store.put_with_ttl(COMMIT_NOW_KEY, b"", 60_000)
-        await self._store.put_with_ttl(REQUEST_KEY, request.id.encode(), _REQUEST_TTL_MS)
+        await self._store.put_with_ttl(self._request_key, request.id.encode(), _REQUEST_TTL_MS)
         return request
 
     def next_request(self) -> ErasureRequest | None:
@@ -137,7 +155,7 @@ class ErasureService:
             self._report = await self._signed_report(request, progress.findings)
         self._progress = progress
         if progress.is_done:
-            await self._store.delete(REQUEST_KEY)
+            await self._store.delete(self._request_key)
         return True
 
     def progress(self, request_id: str) -> tuple[ErasureProgress, dict[str, Any] | None]:
@@ -161,18 +179,36 @@ class ErasureService:
             request_id = self._request.id if self._request is not None else ""
             if self._retired is None or self._retired[0] != request_id:
                 retired_below = await self._wal.retire_files()
-                await self._store.put(LOG_KEY, msgspec.json.encode(RetiredLog(retired_below)))
+                await self._store.put(self._log_key, msgspec.json.encode(RetiredLog(retired_below)))
                 self._retired = request_id, retired_below
             else:
                 await self._wal.retire_files(self._retired[1])
-        elif await self._store.get(LOG_KEY) is None:
+        elif await self._store.get(self._log_key) is None:
             left.append("log: its files were never retired; erase again")
-        for number in lifecycle.files_below(ends):
+        for number in sorted({*lifecycle.files_below(ends), *self._files_of_retained()}):
             topics = lifecycle.topics_that_need(number)
             left.append(
                 f"log: file {number} is kept for {', '.join(topics) if topics else 'readers, a backup or the archive'}"
             )
         return left[: limits.ERASURE_LISTED_MAX]
+
+    def _files_of_retained(self) -> list[int]:
+        """Files of before the retirement with values of the retained messages that were written again since."""
+        key = None if self._retained is None else self._retained.retained_shard
+        if key is None or key not in self._wal.state.shards:
+            return []
+        below = self._wal.lifecycle.files_below({key: self._wal.state.shards[key].floor})
+        return [number for number in below if number < self._wal.lifecycle.retired_below]
+
+    # --- retained messages ---
+
+    async def retained_places(self, topic_id: int) -> list[tuple[int, int]]:
+        """Shard and offset of the rows that are retained messages of MQTT, in order."""
+        return [] if self._retained is None else await self._retained.retained_places(topic_id)
+
+    async def forget_retained(self, topic_id: int, places: AbstractSet[tuple[int, int]]) -> int:
+        """Drops retained messages of erased rows; returns how many. Raises NotReady."""
+        return 0 if self._retained is None else await self._retained.forget_retained(topic_id, places)
 
     # --- reports ---
 

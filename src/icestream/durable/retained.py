@@ -14,6 +14,7 @@ was retained before is in the set, all later is in the log, nothing is in neithe
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from icestream import limits
@@ -75,6 +76,23 @@ class RetainedSet:
             return [] if value is None else [value]
         values = [value for topic, value in self._values.items() if matches(topic_filter, topic)]
         return sorted(values, key=lambda value: (shard_of(value), value.offset))
+
+    def places(self, topic_id: int) -> list[tuple[int, int]]:
+        """Shard and offset of the rows of an Icestream topic that values were taken from, in order."""
+        return sorted((value.shard, value.offset) for value in self._values.values() if value.topic_id == topic_id)
+
+    def forget(self, topic_id: int, places: AbstractSet[tuple[int, int]]) -> int:
+        """Drops the values of erased rows; returns how many. No change is noted: a record of it would have the name of
+        the MQTT topic. The log of the set must be compacted (RetainedLog.forget)."""
+        topics = [
+            topic
+            for topic, value in self._values.items()
+            if value.topic_id == topic_id and (value.shard, value.offset) in places
+        ]
+        for topic in topics:
+            self._set(topic, None)
+            self._changed.discard(topic)
+        return len(topics)
 
     def take_changes(self) -> list[AnyRecord]:
         """What changed since the last call, as one transaction; nothing if nothing did."""

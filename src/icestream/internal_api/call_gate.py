@@ -83,6 +83,8 @@ PROCESS_CALLS: Final[Mapping[str, frozenset[str]]] = {
         "pipeline_next_erasure",
         "pipeline_report_erasure",
         "pipeline_retire_log",
+        "pipeline_retained_places",
+        "pipeline_forget_retained",
     },
 }
 # What a client needs on the cluster. Of the calls of processes it may make those that only show, and ask for a commit.

@@ -4,6 +4,8 @@ method                   arguments                    result
 pipeline_next_erasure                                 request: msgpack of an ErasureRequest, or nil
 pipeline_report_erasure  progress: msgpack            is_known: False if the command that began it is forgotten
 pipeline_retire_log      topic_id, cut, is_check      left: what the log still has below the cut, in words
+pipeline_retained_places topic_id, after              places: shard and offset of MQTT's retained messages, in order
+pipeline_forget_retained topic_id, places             count: so many retained messages were dropped
 
 Rights: `delete` and `maintain` on the topic, for a dry run and a check, too: they tell whether a person is in it.
 """
@@ -14,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.admin_api import erasure_api as api
 from icestream.broker.erasure_service import ErasureService
 from icestream.frontends.native.public_calls import Call, Caller, Document, decode_arguments
@@ -25,7 +27,13 @@ from icestream.security.action import Action
 from icestream.security.change_audit import ChangeAudit
 from icestream.security.resource import topic_resource
 
-ERASURE_METHODS: Final = ("pipeline_next_erasure", "pipeline_report_erasure", "pipeline_retire_log")
+ERASURE_METHODS: Final = (
+    "pipeline_next_erasure",
+    "pipeline_report_erasure",
+    "pipeline_retire_log",
+    "pipeline_retained_places",
+    "pipeline_forget_retained",
+)
 _progress: Final = msgspec.msgpack.Decoder(ErasureProgress)
 
 
@@ -39,8 +47,18 @@ class RetireLog(msgspec.Struct):
     is_check: bool = False
 
 
+class RetainedPlaces(msgspec.Struct):
+    topic_id: int
+    after: list[int] | None = None  # shard and offset
+
+
+class ForgetRetained(msgspec.Struct):
+    topic_id: int
+    places: list[tuple[int, int]]
+
+
 class ErasureCalls:
-    """`service` is None for a broker in memory, and in a cluster."""
+    """`service` is None for a broker in memory, and with another catalog."""
 
     def __init__(self, service: ErasureService | None, audit: ChangeAudit | None) -> None:
         self._erasures = service
@@ -53,9 +71,8 @@ class ErasureCalls:
     def _service(self) -> ErasureService:
         if self._erasures is None:
             raise errors.InvalidInput(
-                "erasure needs a single node with tables in its embedded catalog",
-                hint="in a cluster, in memory and with another catalog nothing is erased by this command "
-                "(docs/table-care.md)",
+                "erasure needs tables in the embedded catalog",
+                hint="in memory and with another catalog nothing is erased by this command (docs/table-care.md)",
             )
         return self._erasures
 
@@ -128,3 +145,14 @@ class ErasureCalls:
         request = decode_arguments(RetireLog, arguments)
         cut = {int(shard): end for shard, end in request.cut.items()}
         return {"left": await self._service.retire_log(request.topic_id, cut, is_check=request.is_check)}
+
+    async def pipeline_retained_places(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(RetainedPlaces, arguments)
+        after = (-1, -1) if request.after is None else (request.after[0], request.after[1])
+        places = await self._service.retained_places(request.topic_id)
+        page = [place for place in places if place > after][: limits.ERASURE_PLACES_MAX]
+        return {"places": [[*place] for place in page]}
+
+    async def pipeline_forget_retained(self, caller: Caller, arguments: Document) -> Document:
+        request = decode_arguments(ForgetRetained, arguments)
+        return {"count": await self._service.forget_retained(request.topic_id, set(request.places))}

@@ -12,7 +12,13 @@ from typing import Final
 
 import msgspec
 
-REQUEST_KEY: Final = "/pipeline/erasure"  # watched by the driver: the id of the request, nothing of its content
+_REQUEST_KEY: Final = "/pipeline/erasure"
+
+
+def request_key(lease_name: str) -> str:
+    """The key that a driver watches: the id of the request of its broker, nothing of its content. `lease_name`: of the
+    driver's lease; empty for a single node."""
+    return f"{_REQUEST_KEY}/{lease_name}" if lease_name else _REQUEST_KEY
 
 
 class ErasureMode(StrEnum):
@@ -60,6 +66,7 @@ class ErasureFindings(msgspec.Struct):
     snapshots: list[str] = []  # that have the messages: removed or rewritten, or to be
     swept: int = 0  # snapshots that lost entries of removed files, and no row
     references: list[str] = []  # tags and branches, likewise
+    retained: int = 0  # retained messages of MQTT that were dropped
     left: list[str] = []  # of a check: places that still have something
     pending: list[str] = []  # removed, but not gone yet, and when it will be
     must_do: list[str] = []  # what remains to be done elsewhere, by hand

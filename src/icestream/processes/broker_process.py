@@ -179,11 +179,19 @@ class BrokerNode:
         self.backups = (
             BackupService(log, store, clock, storage.flush_cursors, mqtt.write_state) if log is not None else None
         )
-        # Of a single node with an embedded catalog: elsewhere a part of what is to be searched is out of reach.
-        can_erase = log is not None and cluster is None and settings.catalog_embedded
         key_file = settings.data_dir / "erasure.key"
         self.erasures = (
-            ErasureService(log, store, clock, key_file, settings.node.name) if log is not None and can_erase else None
+            ErasureService(
+                log,
+                store,
+                clock,
+                key_file,
+                settings.node.name,
+                f"{cluster.id:016x}" if cluster is not None else "",
+                mqtt,
+            )
+            if log is not None and settings.catalog_embedded  # another catalog cannot judge an erasure
+            else None
         )
         archive = settings.backup.archive
         held_bytes_max = archive.held_bytes_max if archive.enable else 0

@@ -256,7 +256,7 @@ async def _open_driver(
         opens_tables=not lease_name,
     )
     jobs.add(requested)
-    if own_catalog is not None and not lease_name:
+    if own_catalog is not None:
         erasure_thread = ThreadOffload("erasure")
         closing.callback(erasure_thread.close)
         erasure = ErasureJob(
@@ -275,7 +275,7 @@ async def _open_driver(
             effects,
             clock,
             randomness,
-            ErasureOptions(storage, keys, delay_ms),
+            ErasureOptions(storage, keys, delay_ms, lease_name),
         )
         closing.push_async_callback(erasure.close)
         jobs.add(erasure)
@@ -289,13 +289,13 @@ async def _open_driver(
         driver.wake()
 
     background.start(watch_maintenance(store, clock, accept), "maintenance requests")
-    if own_catalog is not None and not lease_name:
+    if own_catalog is not None:
 
         def ask() -> None:
             erasure.ask()
             driver.wake()
 
-        background.start(watch_erasures(store, clock, ask), "erasure requests")
+        background.start(watch_erasures(store, clock, lease_name, ask), "erasure requests")
     return driver, lease
 
 

@@ -4,10 +4,12 @@ on a storage that is only pulled (R10)."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from icestream.broker.erasure_service import ErasureService
 from icestream.broker.mqtt.message_rows import BlockMessages, encode_messages
 from icestream.broker.service import Broker
 from icestream.model import SyncMode
@@ -262,6 +264,56 @@ async def test_sessions_and_retained_messages_free_log_files(machine: MqttMachin
     await again.subscribe("kept", qos=1)
     assert (await again.message()).payload == b"value"
     await broker.shutdown()
+
+
+async def test_hazard_97_a_retained_message_of_an_erased_row_is_gone_for_good(
+    machine: MqttMachine, tmp_path: Path
+) -> None:
+    """Also from the log of retained messages, once its files are retired."""
+    if machine.in_memory:
+        pytest.skip("memory has no files")
+    broker = await machine.open_broker()
+    publisher = await connected(broker, "p")
+    await publisher.publish("home/alice", b"canary", is_retained=True)
+    await publisher.publish("home/bob", b"stays", is_retained=True)
+    await quiet()
+    await machine.pass_time(11)
+    topic = broker.topic(MESSAGES)
+    rows = [(shard, at, row) for shard in range(2) for at, row in (await stored_rows(broker, MESSAGES, shard)).items()]
+    erased = {(shard, at) for shard, at, row in rows if row["payload"] == b"canary"}
+    assert set(await broker.mqtt.retained_places(topic.record.id)) == {(shard, at) for shard, at, _ in rows}
+    assert await broker.mqtt.forget_retained(topic.record.id, erased) == 1
+    log = machine.log
+    assert log is not None
+    service = ErasureService(log, machine.store, machine.clock, tmp_path / "erasure.key", "node", "", broker.mqtt)
+    keys = [key for key in log.state.shards if key.topic_id == topic.record.id]
+    await log.sync()
+    cut = {key.shard: log.state.shards[key].synced for key in keys}
+    await log.advance_floor({key: cut[key.shard] for key in keys})
+    left = await service.retire_log(topic.record.id, cut, is_check=False)
+    assert [text for text in left if "file 1 is kept for" in text], "the state of sessions is in this file, too"
+    for _ in range(60):
+        await publisher.publish("other", bytes(6_000))
+    for _ in range(3):
+        await machine.pass_time(11)
+    assert await service.retire_log(topic.record.id, cut, is_check=True) == []
+    await machine.kill()
+    assert [name for name in machine.disk.names() if b"canary" in content(machine, name)] == []
+    broker = await machine.open_broker()
+    again = await connected(broker, "s")
+    await again.subscribe("home/#", qos=1)
+    assert (await again.message()).payload == b"stays"
+    await quiet()
+    assert not again.deliveries()
+    await broker.shutdown()
+
+
+def content(machine: MqttMachine, name: str) -> bytes:
+    file = machine.disk.open(name)
+    try:
+        return file.read_at(0, file.size())
+    finally:
+        file.close()
 
 
 @pytest.mark.parametrize(

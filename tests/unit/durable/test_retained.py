@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from icestream.durable.retained import RetainedSet
-from icestream.durable.session_records import AnyRecord, RetainedValue, decode_transaction, encode_transaction
+from icestream.durable.session_records import (
+    AnyRecord,
+    RetainedApplied,
+    RetainedValue,
+    decode_transaction,
+    encode_transaction,
+)
 from icestream.model.block import Block
 from icestream.model.shard import ShardKey
 
@@ -60,3 +66,19 @@ def test_a_full_set_takes_no_new_topic_and_tells_no_old_value() -> None:
     assert not retained.fold(value("a", 2, bytes(20)))
     assert len(retained) == 0
     assert retained.fold(value("b", 3, b"1"))
+
+
+def test_values_of_erased_rows_are_forgotten_without_a_record() -> None:
+    """A record would have the name of their topic."""
+    retained = RetainedSet()
+    for offset, topic in enumerate(TOPICS):
+        retained.fold(value(topic, offset, b"1", shard=offset % 2))
+    retained.take_changes()
+    retained.fold(value("a", 5, b"2"))
+    assert retained.places(5) == [(0, 2), (0, 5), (1, 1)]
+    assert retained.places(6) == []
+    assert retained.forget(6, {(0, 5)}) == 0
+    assert retained.forget(5, {(0, 5), (1, 1), (1, 7)}) == 2
+    assert retained.topics() == ["$SYS/x"]
+    assert [type(record) for record in retained.take_changes()] == [RetainedApplied]
+    assert retained.held_bytes == len("$SYS/x1")

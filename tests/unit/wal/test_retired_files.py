@@ -7,15 +7,19 @@ import contextlib
 
 import pytest
 
+from icestream import limits
 from icestream.model import ShardKey, TopicIdentity, envelope
 from icestream.model.block import encode_block
 from icestream.runtime.clock import SimulatedClock
 from icestream.runtime.randomness import SeededRandomness
 from icestream.runtime.simulated_disk import Crash, SimulatedDisk
+from icestream.wal.appender import Placed
+from icestream.wal.log_file import spill_number
 from icestream.wal.log_options import LogOptions
 from icestream.wal.open_log import open_log_on
 from icestream.wal.sink import InlineSink
 from icestream.wal.write_ahead_log import WriteAheadLog
+from tests.support.machine import A, B, Machine, batch
 
 pytestmark = pytest.mark.asyncio
 ERASED, OTHER = ShardKey(1, 0), ShardKey(2, 0)
@@ -77,6 +81,29 @@ async def test_files_that_another_topic_needs_are_named() -> None:
     assert log.lifecycle.files_below({ERASED: 1}) == []
     assert places(disk, CANARY) == []
     await log.close()
+
+
+async def test_spill_files_of_the_topic_go_with_its_floor() -> None:
+    """What a topic without progress had was copied to its spill log, and log files of before became free."""
+    machine = Machine(quota_bytes=1_000_000, topic_quota_bytes=500_000)
+    log = await machine.start()
+    for _ in range(40):
+        await log.submit([batch(log, B, CANARY + bytes(200))])
+        (placed,) = await log.submit([batch(log, A, bytes(7_000))])
+        assert isinstance(placed, Placed)
+        await log.advance_floor({A: placed.base_offset + 1})
+    machine.clock.advance(limits.SPILL_STUCK_SECONDS)
+    assert await log.spill_job.step()
+    (spill,) = (name for name in machine.disk.names() if spill_number(name) is not None)
+    assert spill in places(machine.disk, CANARY)
+    end = log.shard(*B).synced
+    await log.retire_files()
+    assert log.lifecycle.files_below({B: end}), "as long as its messages are in no table"
+    assert places(machine.disk, CANARY)
+    await log.advance_floor({B: end})
+    await log.retire_files(log.lifecycle.retired_below)
+    assert log.lifecycle.files_below({B: end}) == []
+    assert places(machine.disk, CANARY) == []
 
 
 @pytest.mark.parametrize("ending", ["close", "crash"])

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import heapq
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -848,6 +849,22 @@ class MqttService:
             await self.storage.store_messages(key, block, head)
             await self.feeds[key].caught_up()
         await self.storage.wait_durable()
+
+    @property
+    def retained_shard(self) -> ShardKey:
+        """The shard of the state topic with the retained messages."""
+        return _RETAINED
+
+    async def retained_places(self, topic_id: int) -> list[tuple[int, int]]:
+        """Shard and offset of the rows of an Icestream topic that are retained messages, in order. Raises the reason
+        for which MQTT cannot be opened, if this node has its state."""
+        if self._has_state():
+            await self._ensure_open()
+        return self.retained.places(topic_id) if self._is_open else []
+
+    async def forget_retained(self, topic_id: int, places: AbstractSet[tuple[int, int]]) -> int:
+        """Drops the retained messages of erased rows; returns how many. Raises NotReady."""
+        return await self._retained_log.forget(topic_id, places) if self._is_open else 0
 
     async def find_table(self, topic_id: int) -> list[str] | None:
         """The name of the table of a topic in the embedded catalog, by levels; None if it has none there."""

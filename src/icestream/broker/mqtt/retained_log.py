@@ -5,6 +5,7 @@
               size. An applied offset without its values would lose them; values without it are folded again
     compact   writes every value again when the shard is longer than SESSION_LOG_FACTOR times the live values, or its
               begin holds log files that others have filled since; then everything before is released
+    forget    drops the values of erased rows, and compacts: nothing of them is in the shard any more
 
 Each value is taken when its block is made, so a newer one is never followed by an older one.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 
 from icestream import errors, limits
 from icestream.durable.retained import RetainedSet
@@ -68,6 +70,15 @@ class RetainedLog:
         async with self._writing:
             await self._write()
 
+    async def forget(self, topic_id: int, places: AbstractSet[tuple[int, int]]) -> int:
+        """Drops the values of erased rows for good; returns how many. Raises NotReady if the storage takes nothing now:
+        then they are there again after a restart."""
+        async with self._writing:
+            count = self.values.forget(topic_id, places)
+            if count and not await self._compact():
+                raise errors.NotReady("the retained messages of MQTT cannot be written again now", hint="erase again")
+            return count
+
     async def _write(self) -> None:
         records = self.values.take_changes()
         try:
@@ -83,7 +94,7 @@ class RetainedLog:
         if is_long or is_old:
             await self._compact()
 
-    async def _compact(self) -> None:
+    async def _compact(self) -> bool:
         start, file_number = self._storage.shard_stream(self._shard).visible, self._storage.log_file_number
         before = self._held_bytes
         topics = self.values.topics()
@@ -96,9 +107,10 @@ class RetainedLog:
             await self._storage.wait_durable()
             await self._storage.release({self._shard: start})
         except errors.Refused:
-            return
+            return False
         self._held_bytes -= before
         self._file_number = file_number
+        return True
 
     async def _append(self, records: Iterable[AnyRecord]) -> None:
         for part in transactions(records):

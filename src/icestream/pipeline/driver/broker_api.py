@@ -99,6 +99,18 @@ class BrokerClient:
         except msgspec.ValidationError as error:
             raise errors.DecodeError(f"pipeline_retire_log: {error}") from None
 
+    async def retained_places(self, topic_id: int, after: tuple[int, int] | None) -> list[tuple[int, int]]:
+        arguments = {"topic_id": topic_id, "after": None if after is None else [*after]}
+        answer = await self._keeper.call("pipeline_retained_places", arguments)
+        try:
+            return msgspec.convert(answer.get("places"), list[tuple[int, int]])
+        except msgspec.ValidationError as error:
+            raise errors.DecodeError(f"pipeline_retained_places: {error}") from None
+
+    async def forget_retained(self, topic_id: int, places: Sequence[tuple[int, int]]) -> None:
+        arguments = {"topic_id": topic_id, "places": [[*place] for place in places]}
+        await self._keeper.call("pipeline_forget_retained", arguments)
+
     async def lease_name(self) -> str:
         """Returns the name of the lease of this broker's driver: in a cluster the id of its node."""
         await self._keeper.wait_connected()

@@ -52,12 +52,12 @@ from icestream.iceberg.values import Object
 from icestream.metadata.store import MetadataStore
 from icestream.model.erased_offsets import NOTHING_ERASED, ErasedOffsets, decode_erased, encode_erased
 from icestream.model.erasure_messages import (
-    REQUEST_KEY,
     ErasureFindings,
     ErasureMode,
     ErasureProgress,
     ErasureRequest,
     HistoryChoice,
+    request_key,
 )
 from icestream.model.erasure_predicate import check_columns, comparisons_of, parse_predicate
 from icestream.model.pipeline_file_name import erased_name
@@ -116,6 +116,12 @@ class ErasureBroker(Protocol):
 
     async def retire_log(self, topic_id: int, cut: Mapping[int, int], *, is_check: bool) -> list[str]:
         """Retires the log files that have rows of a topic below the cut. Returns what is left, in words."""
+
+    async def retained_places(self, topic_id: int, after: tuple[int, int] | None) -> list[tuple[int, int]]:
+        """The next rows of a topic that are retained messages of MQTT, by shard and offset."""
+
+    async def forget_retained(self, topic_id: int, places: Sequence[tuple[int, int]]) -> None:
+        """Drops retained messages of erased rows for good."""
 
 
 @dataclass(frozen=True)
@@ -913,6 +919,12 @@ class ErasureJob(Job[_Erasure, None]):
         if record is None and not erasure.matched:
             await self._end(erasure)  # nothing was found, so the log has nothing either
             return
+        # Before the log: what a retained message leaves behind in it has to go with the other files.
+        retained = await self._erased_retained(erasure.request.topic_id, record)
+        for start in range(0, len(retained), limits.ERASURE_PLACES_MAX):
+            part = retained[start : start + limits.ERASURE_PLACES_MAX]
+            await self._broker.forget_retained(erasure.request.topic_id, part)
+        erasure.progress.findings.retained += len(retained)
         with self._effects.happens(Effect.RETIRE_LOG):
             left = await self._broker.retire_log(erasure.request.topic_id, erasure.cut, is_check=False)
         if left and self._clock.monotonic_ns() < erasure.deadline_ns:
@@ -920,6 +932,15 @@ class ErasureJob(Job[_Erasure, None]):
             return
         erasure.progress.findings.pending += left
         await self._end(erasure)
+
+    async def _erased_retained(self, topic_id: int, record: ErasedRecord | None) -> list[tuple[int, int]]:
+        """The rows that are erased and still retained messages of MQTT, by shard and offset."""
+        erased, places = await self._erased(record), list[tuple[int, int]]()
+        after: tuple[int, int] | None = None
+        while page := await self._broker.retained_places(topic_id, after):
+            places += [(shard, offset) for shard, offset in page if erased.within(shard, offset, offset + 1)]
+            after = page[-1]
+        return places
 
     # --- check ---
 
@@ -939,6 +960,9 @@ class ErasureJob(Job[_Erasure, None]):
             for location in sorted(files.strays & erasure.matched)
         ]
         left += await self._telling_entries(erasure)
+        record = await self._record(erasure.request.topic_id)
+        if retained := await self._erased_retained(erasure.request.topic_id, record):
+            left.append(f"mqtt: {counted(len(retained), 'retained message')} of erased rows; erase again")
         left += await self._stale_metadata(erasure)
         left += await self._broker.retire_log(erasure.request.topic_id, erasure.cut, is_check=True)
         findings = erasure.progress.findings
@@ -1000,16 +1024,17 @@ class ErasureJob(Job[_Erasure, None]):
         ]
 
 
-async def watch_erasures(store: MetadataStore, clock: Clock, ask: Callable[[], None]) -> None:
+async def watch_erasures(store: MetadataStore, clock: Clock, lease_name: str, ask: Callable[[], None]) -> None:
     """Calls `ask` for each request, until it is cancelled, and for one that came before. A watch that fails is started
-    again."""
+    again. `lease_name`: of the driver's lease; requests of other drivers have keys of their own."""
+    key = request_key(lease_name)
     while True:
         try:
             revision = await store.revision()
-            if await store.get(REQUEST_KEY) is not None:
+            if await store.get(key) is not None:
                 ask()
-            async for _ in store.watch(REQUEST_KEY, revision):
-                if await store.get(REQUEST_KEY) is not None:
+            async for _ in store.watch(key, revision):
+                if await store.get(key) is not None:
                     ask()
         except errors.IcestreamError:
             await clock.sleep(limits.PIPELINE_RETRY_SECONDS_MAX)
