@@ -5,24 +5,31 @@ without the messages.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 import pytest_asyncio
 from pyiceberg.table import StaticTable
 
 from icestream.catalog.catalog_holds import BACKUP_TAG, HoldRecord, hold_key
+from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.catalogs.table_catalog import TableChange
+from icestream.iceberg.manifests import manifest_file_of_record
+from icestream.iceberg.relocation import SourceManifest, rewrite_manifest
 from icestream.model import ShardKey
 from icestream.model.backlog_messages import RetainedTopic
 from icestream.model.erasure_messages import ErasureMode, ErasureProgress, HistoryChoice
+from icestream.pipeline.commit.snapshot_builder import Operation, build_snapshot
+from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.compaction.compaction_job import CompactionJob, CompactionOptions
 from icestream.pipeline.driver.maintenance_request import MaintenanceRequest, RequestedTable
 from icestream.pipeline.erasure.erasure_job import ErasureJob
 from tests.support.compaction import RULE, compact
-from tests.support.deleting_engine import delete_by_key, delete_by_position, live_entries
+from tests.support.deleting_engine import delete_by_key, delete_by_position, live_entries, table_of
 from tests.support.erasures import Erasures, canary_places
 from tests.support.fault_world import FaultWorld, name_of
 from tests.support.interruptible_driver import InterruptibleDriver
@@ -178,6 +185,104 @@ async def test_hazard_97_a_delete_by_value_goes_with_the_files_that_need_it(worl
     assert "deletes by value" in refused.error
     await erase(erasures, life, job, HistoryChoice.DROP)
     assert await live_entries(world, 1) == []
+    await check_gone(world, erasures, life, job)
+
+
+# --- files in other manifests -----------------------------------------------------------------------------------------
+
+
+def copy_of(path: str) -> str:
+    return f"{path.rpartition('/')[0]}/{hashlib.sha256(path.encode()).hexdigest()}.parquet"
+
+
+def copy_file(path: str, *, has_digest: bool) -> int:
+    """The size of the copy."""
+    source, target = (Path(location.removeprefix("file:")) for location in (path, copy_of(path)))
+    if has_digest:
+        target.write_bytes(source.read_bytes())
+    else:
+        pq.write_table(pq.read_table(source).replace_schema_metadata(None), target)
+    return target.stat().st_size
+
+
+async def move_files(world: FaultWorld, *, has_digest: bool) -> None:
+    """Main gets manifests of another writer, with copies of its files under other names: as a restore makes them, or,
+    without digests of their rows, as an engine does."""
+    table = await table_of(world)
+    snapshot = table.snapshots.find(table.current_snapshot_id or 0)
+    assert snapshot is not None
+    manifests = []
+    for number, manifest in enumerate(await world.avro.manifest_files(snapshot["manifest-list"])):
+        entries = await world.avro.entries(manifest.path)
+        sizes = {entry.file_path: copy_file(entry.file_path, has_digest=has_digest) for entry in entries}
+        location = f"{table.location}/metadata/restored-{number}.avro"
+        source = SourceManifest(manifest.path, await world.files.read(manifest.path), manifest.record)
+        moved = rewrite_manifest(source, location, copy_of, sizes)
+        await world.files.create(location, [moved.data])
+        manifests.append(manifest_file_of_record({**moved.record, "manifest_path": location}))
+    now_ms, keeps = int(snapshot["timestamp-ms"]), TagRetention(0, 0)
+    built = build_snapshot(table, manifests, [], {}, 4_711, 0, bytes(16), now_ms, keeps, {}, Operation.REPLACE)
+    for file in built.files:
+        await world.files.create(file.location, file.chunks)
+    await world.making.commits.commit(name_of(1), CommitRequest([], built.updates))
+
+
+@pytest.mark.parametrize("history", [HistoryChoice.DROP, HistoryChoice.REWRITE], ids=str)
+async def test_hazard_80_messages_of_a_restored_topic_are_erased(world: FaultWorld, history: HistoryChoice) -> None:
+    """Its manifests and files have names of the restore, and the digests of the pipeline."""
+    life, erasures = world.driver(), Erasures(world)
+    job, _ = erasures.add_to(life)
+    await ingest(world, life, 3)
+    await move_files(world, has_digest=True)
+    await ingest(world, life)
+    rows = await rows_by_snapshot(world)
+    forget(world)
+    progress = await erase(erasures, life, job, history)
+    assert progress.findings.erased == 1
+    if history is HistoryChoice.REWRITE:
+        after = await rows_by_snapshot(world)
+        assert {snapshot: after[snapshot] for snapshot in rows} == without_message(rows)
+    main = (await table_of(world)).snapshots[-1]
+    assert main["summary"]["deleted-data-files"] == "1"
+    assert int(main["summary"]["total-records"]) == len((await rows_by_snapshot(world))[main["snapshot-id"]])
+    await clean(world, life)
+    await world.check()
+    await ingest(world, life)
+    await world.check()
+    progress, _ = await erasures.do(life, job, WHERE, ErasureMode.CHECK)
+    assert [place for place in progress.findings.left if not place.startswith("storage")] == []
+
+
+async def test_hazard_80_files_of_an_engine_are_refused_before_anything_is_changed(world: FaultWorld) -> None:
+    """Their rows may have any offsets."""
+    life, erasures = world.driver(), Erasures(world)
+    job, _ = erasures.add_to(life)
+    await ingest(world, life, 2)
+    await move_files(world, has_digest=False)
+    await ingest(world, life)
+    before = (await world.catalog.load(name_of(1))).metadata_location
+    progress, _ = await erasures.do(life, job, WHERE, ErasureMode.ERASE)
+    assert "of another engine" in progress.error
+    assert (await world.catalog.load(name_of(1))).metadata_location == before
+
+
+@pytest.mark.parametrize("partitioning", ["bucket[4]", "day"])
+async def test_hazard_80_files_of_an_older_partitioning_keep_it(world: FaultWorld, partitioning: str) -> None:
+    world.policies[1] = {"partitioning": partitioning, "compaction": "off"}
+    first = world.driver()
+    await ingest(world, first, 2)
+    await first.lease.release()
+    await first.end()
+    world.policies[1] = {"partitioning": "none", "compaction": "off"}
+    life, erasures = world.driver(), Erasures(world)
+    job, _ = erasures.add_to(life)
+    await ingest(world, life)
+    rows = await rows_by_snapshot(world)
+    forget(world)
+    progress = await erase(erasures, life, job, HistoryChoice.REWRITE)
+    assert progress.findings.erased == 1
+    after = await rows_by_snapshot(world)
+    assert {snapshot: after[snapshot] for snapshot in rows} == without_message(rows)
     await check_gone(world, erasures, life, job)
 
 

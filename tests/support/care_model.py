@@ -23,7 +23,7 @@ from icestream.catalog.plans.commit_plans import erased_record
 from icestream.model import ShardKey
 from icestream.model.backlog_messages import RetainedTopic
 from icestream.model.erased_offsets import NOTHING_ERASED, ErasedOffsets, decode_erased
-from icestream.model.erasure_messages import ErasureMode
+from icestream.model.erasure_messages import ErasureMode, HistoryChoice
 from icestream.pipeline.compaction.compaction_job import CompactionJob
 from icestream.pipeline.driver.effects import ERASURE_EFFECTS, Effect, Fault
 from icestream.pipeline.erasure.erasure_job import ErasureJob
@@ -139,16 +139,18 @@ class CareModel:
         await self.erasure.close()
 
     async def erase(self) -> None:
-        """Offsets of either shard, with all history that has them."""
+        """Offsets of either shard, with all history that has them, or from it."""
         shard = self.chance.randrange(2)
         offsets = sorted(self.chance.sample([*self.world.published[ShardKey(1, shard)]], 3))
         where = f"shard = {shard} and offset in ({', '.join(map(str, offsets))})"
-        request_id = await self.erasures.begin(where, ErasureMode.ERASE)
+        history = self.chance.choice([HistoryChoice.DROP, HistoryChoice.REWRITE])
+        request_id = await self.erasures.begin(where, ErasureMode.ERASE, history=history)
         await self.erasures.run(self.life, self.erasure)
         progress, _ = self.erasures.service.progress(request_id)
         assert progress.is_done
-        # Files of engines and of older partitionings are refused before anything is changed.
-        assert not progress.error or "another engine, or of an older" in progress.error, progress.error
+        # Files of engines are refused before anything is changed, and so is history that has their delete files.
+        refusals = ("of another engine", "deletes by value", "by position")
+        assert not progress.error or any(text in progress.error for text in refusals), progress.error
         await self.note_erased()
         if not progress.error:
             gone = self.world.forgone.get(ShardKey(1, shard), set())

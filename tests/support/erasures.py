@@ -155,7 +155,7 @@ class Erasures:
             life.lease,
             life.topics,
             life.manifests,
-            compaction.table_files,
+            compaction.erasable_files,
             watched.files,
             RewriteCommit(life.lease, life.committer, sequence, life.jobs),
             life.jobs,

@@ -9,9 +9,11 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 
 from icestream import limits
+from icestream.iceberg import values
 from icestream.iceberg.delete_manifests import DeleteRemoval, without_deletes
 from icestream.iceberg.location import normalize
 from icestream.iceberg.manifest_reader import ManifestReader
+from icestream.iceberg.manifest_rewrite import FilesRemoval, without_files
 from icestream.iceberg.manifests import (
     ADDED,
     EncodedEntry,
@@ -71,6 +73,15 @@ class ManifestCache:
         """Reads a manifest of delete files of any writer; returns it without those of these names."""
         data = await self._reader.table_files.read(normalize(manifest.path))
         return without_deletes(manifest, data, removed, snapshot_id)
+
+    async def without_files(
+        self, table: TableMetadata, manifest: ManifestFile, removed: Collection[str]
+    ) -> FilesRemoval:
+        """Reads a manifest of data files of any writer; returns it without some of them."""
+        data = await self._reader.table_files.read(normalize(manifest.path))
+        spec = values.find(table.fields["partition-specs"], "spec-id", manifest.spec_id)
+        partition = None if spec is None else self.layout(table, table.current_schema, spec).partition
+        return without_files(manifest, data, removed, partition)
 
     async def added_files(self, manifest: ManifestFile) -> list[str]:
         """Reads the locations of the files that the manifest's own snapshot added to the table."""

@@ -8,12 +8,12 @@ fields which this code does not know stay as they are.
                 numbers stay: for engines it is the same file, added by the same commit
     dropped     left out: a file none of whose rows stays, and every DELETED entry
 
-A manifest keeps its sequence number and the snapshot that added it, by which its entries inherit.
+A manifest of history keeps its sequence number and the snapshot that added it, by which its entries inherit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from icestream import errors
@@ -22,6 +22,7 @@ from icestream.iceberg.avro import Record
 from icestream.iceberg.manifests import (
     ADDED,
     DELETED,
+    EXISTING,
     ManifestEntry,
     ManifestFile,
     PartitionField,
@@ -81,6 +82,53 @@ def rewrite_manifest(
         return ChangedManifest(encoded, listed, bytes_change)
     except Exception as error:  # noqa: BLE001  # fastavro raises exceptions of any class for invalid bytes
         raise errors.MetadataFileDamaged(f"{manifest.path} cannot be written again: {error!r}") from None
+
+
+class FilesRemoval(NamedTuple):
+    """A manifest of any writer without some of its data files, and what the summary of its snapshot counts."""
+
+    replaced_path: str
+    data: bytes | None  # None: no file is left
+    record: Record  # for the manifest list, without what belongs to the commit
+    files: int
+    rows: int
+    bytes: int
+
+
+def without_files(
+    manifest: ManifestFile, data: bytes, removed: Collection[str], partition: Sequence[PartitionField] | None
+) -> FilesRemoval:
+    """Returns a manifest of data files without some of them, for a new snapshot: no entry records the removal. The
+    others are EXISTING, with the snapshot and the sequence numbers that they inherited until now.
+
+    Raises MetadataFileDamaged for bytes that are not a manifest.
+    """
+    try:
+        file = avro.read_file(data)
+        kept: list[Record] = []
+        gone: list[ManifestEntry] = []
+        for record in file.records:
+            entry = ManifestEntry(record)
+            if not entry.is_live:
+                continue
+            if entry.file_path in removed:
+                gone.append(entry)
+                continue
+            file_number = entry.explicit_file_sequence_number
+            inherited = {
+                "status": EXISTING,
+                "snapshot_id": manifest.snapshot_id if entry.snapshot_id is None else entry.snapshot_id,
+                "sequence_number": entry.sequence_number(manifest.sequence_number),
+                "file_sequence_number": manifest.sequence_number if file_number is None else file_number,
+            }
+            record.update(inherited)
+            kept.append(record)
+        encoded = file.with_records(kept) if kept else None
+        listed = _list_record(manifest, kept, len(encoded or b""), partition)
+        total_bytes = sum(entry.file_size_bytes for entry in gone)
+        return FilesRemoval(manifest.path, encoded, listed, len(gone), _rows(gone), total_bytes)
+    except Exception as error:  # noqa: BLE001  # fastavro raises exceptions of any class for invalid bytes
+        raise errors.MetadataFileDamaged(f"{manifest.path} cannot be written without files: {error!r}") from None
 
 
 _SAME = object()

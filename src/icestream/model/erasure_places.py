@@ -33,7 +33,9 @@ PLACES: Final = (
     ErasurePlace(
         "log, spares, spill log", "", "wal/write_ahead_log.py", "broker/erasure_service.py", directories=("wal",)
     ),
-    ErasurePlace("hot tail, read-ahead, prefetched replies", "", "broker/iceberg_storage.py", "broker/followed_offsets.py"),
+    ErasurePlace(
+        "hot tail, read-ahead, prefetched replies", "", "broker/iceberg_storage.py", "broker/followed_offsets.py"
+    ),
     ErasurePlace("retained messages of MQTT", "durable/retained.py", "broker/mqtt/retained_log.py", _JOB),
     ErasurePlace(
         "backups, archives, exports",

@@ -59,6 +59,12 @@ def erased_name(epoch: int, token: str) -> str:
     return f"{PREFIX}{epoch}-{token}.erased"
 
 
+def is_data_file(location: str) -> bool:
+    """Whether the pipeline has written this data file."""
+    file = parse_pipeline_file(location)
+    return file is not None and file.kind is PipelineFileKind.DATA
+
+
 def parse_pipeline_file(location: str) -> PipelineFile | None:
     """Kind and epoch of a file that the pipeline wrote; None if another engine or an earlier release wrote it."""
     name = location.rpartition("/")[2]

@@ -266,7 +266,7 @@ async def _open_driver(
             lease,
             tables,
             manifests,
-            compaction.table_files,
+            compaction.erasable_files,
             files,
             commits,
             jobs,

@@ -10,11 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from icestream.catalog.topic_rules import topic_schema
+from icestream.model.pipeline_file_name import data_name
+from icestream.model.row_digest import FOOTER_KEY
 from icestream.pipeline.compaction.group_messages import GroupJob, InputFile
 from icestream.pipeline.erasure.erase_task import search_file
 from icestream.pipeline.erasure.search_messages import SearchJob, SearchResult, decode_found, encode
 from icestream.pipeline.round_plan import TableTarget
 from icestream.pipeline.task.task_run import fresh_name, open_store
+from icestream.readers.row_hashes import digest_of
 
 SCHEMA = topic_schema.new_schema()
 IDS = {field["name"]: field["id"] for field in SCHEMA["fields"]}
@@ -46,20 +49,38 @@ def search(path: Path, where: str, **more: Any) -> SearchResult:
 @pytest.mark.parametrize("has_ids", [True, False])
 def test_rows_are_found_in_every_row_group(tmp_path: Path, has_ids: bool) -> None:
     write(tmp_path / "a.parquet", has_ids=has_ids)
-    assert search(tmp_path / "a.parquet", "key = 'alice'") == SearchResult(0, 2)
-    assert search(tmp_path / "a.parquet", "key = 'carol'") == SearchResult(0)
-    assert search(tmp_path / "a.parquet", "header 'user' = 'alice'") == SearchResult(0)
+    assert search(tmp_path / "a.parquet", "key = 'alice'") == SearchResult(0, 2, is_foreign=True)
+    assert search(tmp_path / "a.parquet", "key = 'carol'") == SearchResult(0, is_foreign=True)
+    assert search(tmp_path / "a.parquet", "header 'user' = 'alice'") == SearchResult(0, is_foreign=True)
 
 
 def test_a_column_is_found_by_its_field_id(tmp_path: Path) -> None:
     """Its name in the file is that of a day before it was renamed."""
     write(tmp_path / "a.parquet", {"key": "customer", "offset": "at"})
-    assert search(tmp_path / "a.parquet", "key = 'alice' and offset = 7") == SearchResult(0, 1)
+    assert search(tmp_path / "a.parquet", "key = 'alice' and offset = 7") == SearchResult(0, 1, is_foreign=True)
+
+
+def test_a_file_is_of_the_pipeline_by_its_name_or_by_the_digest_in_it(tmp_path: Path) -> None:
+    """A restore copies the digest with the file; an engine writes none."""
+    own, restored = tmp_path / data_name(3, "0" * 32), tmp_path / "restored.parquet"
+    write(own)
+    assert not search(own, "key = 'alice'").is_foreign
+    rows = pq.read_table(own)
+    pq.write_table(rows.replace_schema_metadata({FOOTER_KEY: digest_of(rows).text.encode()}), restored)
+    assert not search(restored, "key = 'alice'").is_foreign
+
+
+def test_a_delete_by_value_is_searched_by_what_it_names(tmp_path: Path) -> None:
+    """Not by offsets: they tell nothing of anybody."""
+    path = tmp_path / "deletes.parquet"
+    write(path)
+    assert search(path, "key = 'alice'", is_delete=True, cut={0: 1_000}).matched == 2
+    assert search(path, "offset = 5", is_delete=True).matched == 0
 
 
 def test_rows_beyond_the_cut_are_newer(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet")
-    assert search(tmp_path / "a.parquet", "key = 'alice'", cut={0: 7}) == SearchResult(0, 1, 1)
+    assert search(tmp_path / "a.parquet", "key = 'alice'", cut={0: 7}) == SearchResult(0, 1, 1, is_foreign=True)
 
 
 def test_a_file_that_is_gone_has_nothing(tmp_path: Path) -> None:

@@ -328,6 +328,8 @@ class Committer:
         if commit.is_job:
             changes = await rewrite_draft.with_removals(commit, changes, self._manifests)
         delete_removals = await rewrite_draft.removed_deletes(commit, self._manifests)
+        is_erasure = commit.operation is Operation.OVERWRITE
+        file_removals = await rewrite_draft.foreign_removals(commit, self._manifests) if is_erasure else []
         merged = [manifest for change in changes for manifest in change.merged]
         entries: dict[str, Sequence[EncodedEntry]] = {}
         for change in changes:
@@ -346,6 +348,7 @@ class Committer:
             commit.operation,
             commit.sequence_number if commit.operation in (Operation.REPLACE, Operation.OVERWRITE) else None,
             delete_removals,
+            file_removals,
         )
         requirements = [*_requirements(table.table), *self._ledger.requirements(commit)]
         table_change = TableChange(requirements, snapshot.updates)

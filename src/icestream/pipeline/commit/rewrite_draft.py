@@ -23,11 +23,12 @@ from icestream.catalog.topic_rules.rewritten_rows import (
 )
 from icestream.iceberg.delete_manifests import DeleteRemoval
 from icestream.iceberg.manifest_cache import ManifestCache
+from icestream.iceberg.manifest_rewrite import FilesRemoval
 from icestream.iceberg.manifests import DATA_CONTENT, ManifestFile, ManifestLayout
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.pipeline.commit import manifest_merge
 from icestream.pipeline.commit.offset_ledger import TopicCommit, rewrite_claim
-from icestream.pipeline.commit.snapshot_builder import ManifestChange
+from icestream.pipeline.commit.snapshot_builder import ManifestChange, Operation
 
 
 async def check_rewrite(commit: TopicCommit, manifests: ManifestCache) -> None:
@@ -130,6 +131,23 @@ async def removed_deletes(commit: TopicCommit, manifests: ManifestCache) -> list
     ]
 
 
+async def foreign_removals(commit: TopicCommit, manifests: ManifestCache) -> list[FilesRemoval]:
+    """The manifests of other writers that hold files which an erasure removes, without these. Raises CommitConflict
+    for a file that no manifest has."""
+    removed = set(commit.removed_files)
+    removals: list[FilesRemoval] = []
+    for manifest in commit.table.manifests or ():
+        if manifest.content != DATA_CONTENT:
+            continue
+        matches = {entry.file_path for entry in await manifests.live_entries(manifest)} & removed
+        removed -= matches
+        if matches and not manifest_merge.is_ours(manifest):
+            removals.append(await manifests.without_files(commit.table.table, manifest, matches))
+    if removed:
+        raise errors.CommitConflict(f"{commit.table.identifier}: {min(removed)} is not a live file of the table")
+    return removals
+
+
 async def with_removals(
     commit: TopicCommit, changes: Sequence[ManifestChange], manifests: ManifestCache
 ) -> list[ManifestChange]:
@@ -150,7 +168,8 @@ async def with_removals(
             removed |= matches
             remaining -= matches
         extended.append(change._replace(merged=merged, removed=frozenset(removed)))
-    if remaining:
-        # A manifest of another engine may have fields that this code does not write.
+    if remaining and commit.operation is not Operation.OVERWRITE:
+        # A manifest of another engine may have fields that this code does not write. An erasure writes its records
+        # again as they are (`foreign_removals`).
         raise errors.CommitConflict(f"{commit.table.identifier}: {min(remaining)} is in a manifest of another engine")
     return [change for change in extended if change.added or change.removed]

@@ -23,11 +23,13 @@ from typing import Final, NamedTuple
 from icestream import errors
 from icestream.iceberg import avro
 from icestream.iceberg.delete_manifests import DeleteRemoval, committed_manifest
+from icestream.iceberg.manifest_rewrite import FilesRemoval
 from icestream.iceberg.manifests import (
     EncodedEntry,
     ManifestFile,
     ManifestLayout,
     encode_list_header,
+    manifest_file_of_record,
     new_entry,
     new_manifest_file,
 )
@@ -104,13 +106,15 @@ def build_snapshot(
     operation: Operation = Operation.APPEND,
     added_number: int | None = None,
     delete_removals: Sequence[DeleteRemoval] = (),
+    file_removals: Sequence[FilesRemoval] = (),
 ) -> NewSnapshot:
     """Builds the next snapshot of main.
 
     `manifests`: of the current snapshot, the newest first. `entries`: of the merged manifests, by path. `epoch`: of the
     pipeline, and `token`: 16 random bytes, both for the names of files. `summary`: entries beyond the counts.
     `added_number`: the data sequence number of the added files, None for that of the snapshot. `delete_removals`: of a
-    replace, the manifests of delete files that it changes. Raises Contradiction for an append that removes files, and
+    replace, the manifests of delete files that it changes; `file_removals`: of an erasure, those of data files that
+    other writers made. Raises Contradiction for an append that removes files, and
     for a replace of a file that is not in its manifests. Whether a replace keeps the rows is checked before
     (rewrite_draft.py).
     """
@@ -144,8 +148,16 @@ def build_snapshot(
         location = f"{folder}/{manifest_name(epoch, name, number)}"
         files.append(NewFile(location, [removal.data]))
         new_manifests.append(committed_manifest(removal, location, snapshot_id, sequence_number))
+    for number, file_removal in enumerate(file_removals, len(changes) + len(delete_removals)):
+        if file_removal.data is None:
+            continue
+        location = f"{folder}/{manifest_name(epoch, name, number)}"
+        files.append(NewFile(location, [file_removal.data]))
+        committed = {"added_snapshot_id": snapshot_id, "sequence_number": sequence_number}
+        new_manifests.append(manifest_file_of_record({**file_removal.record, "manifest_path": location, **committed}))
     merged_paths = {manifest.path for change in changes for manifest in change.merged}
     merged_paths |= {removal.replaced_path for removal in delete_removals}
+    merged_paths |= {removal.replaced_path for removal in file_removals}
     # A manifest whose entries are all DELETED belongs to the snapshot that deleted them, and to no later one. Only
     # ours: manifest lists of format v1 need not state the counts.
     carried = [
@@ -165,7 +177,7 @@ def build_snapshot(
         "timestamp-ms": max(now_ms, _current_snapshot_ms(table)),
         "manifest-list": list_location,
         "summary": {
-            **_counts(table, operation, changes, deleted_entries, delete_removals),
+            **_counts(table, operation, changes, deleted_entries, delete_removals, file_removals),
             **summary,
         },
         "schema-id": table.fields["current-schema-id"],
@@ -226,6 +238,7 @@ def _counts(
     changes: Sequence[ManifestChange],
     deleted_entries: Sequence[EncodedEntry],
     delete_removals: Sequence[DeleteRemoval],
+    file_removals: Sequence[FilesRemoval],
 ) -> dict[str, str]:
     """Returns the part of the summary that counts files, rows and bytes."""
     added = [file for change in changes for file in change.added]
@@ -242,6 +255,13 @@ def _counts(
             "deleted-records": sum(entry.rows for entry in deleted_entries),
             "removed-files-size": sum(entry.size_bytes for entry in deleted_entries),
         }
+    if file_removals:
+        for total, removed in (
+            ("deleted-data-files", sum(removal.files for removal in file_removals)),
+            ("deleted-records", sum(removal.rows for removal in file_removals)),
+            ("removed-files-size", sum(removal.bytes for removal in file_removals)),
+        ):
+            counts[total] = counts.get(total, 0) + removed
     counts["changed-partition-count"] = len(partitions)
     if delete_removals:
         by_position = sum(removal.removed_position_files for removal in delete_removals)

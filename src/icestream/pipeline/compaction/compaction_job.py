@@ -355,7 +355,14 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             groups = older
         return [TableGroup(table, group, planned) for group in groups]
 
-    async def table_files(self, table: TopicTable, *, repartitions: bool = False) -> PlannedFiles:
+    async def erasable_files(self, table: TopicTable) -> PlannedFiles:
+        """Like `table_files`, with those of older specs and in manifests of other writers, such as a restore: an
+        erasure writes them again in the partition that they have."""
+        return await self.table_files(table, repartitions=True, is_any_writer=True)
+
+    async def table_files(
+        self, table: TopicTable, *, repartitions: bool = False, is_any_writer: bool = False
+    ) -> PlannedFiles:
         """Returns the files of a table that may be rewritten, those of the pipeline and of the present partition spec,
         with the deletes that apply to them; `repartitions`: those of older specs, too. A file that is not in a place
         of the table is left as it is: a manifest that was replaced after its commit could name that of another topic,
@@ -369,7 +376,7 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
             if manifest.content != DATA_CONTENT:
                 listed = (await self._files_of(table, manifest)).deletes
                 deletes |= {delete.file.name: delete for delete in listed}
-            elif is_ours(manifest) and (repartitions or manifest.spec_id == spec_id):
+            elif (is_any_writer or is_ours(manifest)) and (repartitions or manifest.spec_id == spec_id):
                 candidates += (await self._files_of(table, manifest)).files
         places = own_places(table.table.location, dict(table.table.properties))
         candidates = [(file, scan) for file, scan in candidates if is_own(file.location, places)]

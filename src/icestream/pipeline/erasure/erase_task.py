@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -20,6 +21,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from icestream import errors
 from icestream.model.erased_offsets import Range, ranges_of
 from icestream.model.erasure_predicate import Predicate, fields_of, parse_predicate
+from icestream.model.pipeline_file_name import is_data_file
 from icestream.pipeline.compaction.group_rewrite import (
     OpenStore,
     by_offset,
@@ -64,9 +66,17 @@ def _search(job: SearchJob, open_store: OpenStore, name: Callable[[], str]) -> S
     data = store.read(file.location)
     with pa.BufferReader(data) as source:
         matched, newer = _count(source, predicate, job)
+        result = SearchResult(job.number, matched, newer, is_foreign=_is_foreign(source, file.location))
         if not job.is_live or not (matched or job.is_written_again):
-            return SearchResult(job.number, matched, newer)
-        return _split(job, store, source, predicate, SearchResult(job.number, matched, newer), name)
+            return result
+        return _split(job, store, source, predicate, result, name)
+
+
+def _is_foreign(source: Any, location: str) -> bool:
+    """Whether an engine wrote a file: its rows may have any offsets, and to erase these could hide other messages. The
+    pipeline names its files, or leaves the digest of their rows in them, as in those that a restore has copied."""
+    source.seek(0)
+    return not is_data_file(location) and footer_digest(pq.read_metadata(source)) is None
 
 
 def _count(source: Any, predicate: Predicate, job: SearchJob) -> tuple[int, int]:
@@ -131,7 +141,7 @@ def _split(
     live, deleted = split_deleted(rows, deletes_of(group, file, row_deletes_in(store), layout))
     mask = predicate_mask(live, predicate)
     erased, kept = live.filter(mask), live.filter(pc.invert(mask))
-    counts = SearchResult(result.number, result.matched, result.newer, len(erased))
+    counts = msgspec.structs.replace(result, live=len(erased))
     if not job.is_written_again:
         return counts
     files = []

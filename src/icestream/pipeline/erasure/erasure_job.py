@@ -36,6 +36,7 @@ from icestream.catalog.topic_rules.erased_record import ErasedRecord, StatedEras
 from icestream.catalog.topic_rules.history_claim import ExchangedFile, HistoryClaim, history_requirement
 from icestream.catalog.topic_rules.rewritten_rows import delete_file_of_entry
 from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
+from icestream.iceberg import values
 from icestream.iceberg.conversions import BOUND_LENGTH
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.location import object_identity
@@ -137,7 +138,7 @@ class ErasureOptions:
 class _TableFiles(NamedTuple):
     """The data files of a table, by what is to be done with them."""
 
-    main: Mapping[str, CandidateFile]  # live files of the pipeline
+    main: Mapping[str, CandidateFile]  # live files that can be written again
     foreign: frozenset[str]  # live files that only the engine that wrote them can write again
     planned: PlannedFiles
     deletes: frozenset[str]  # files of live deletes by value: they have values of rows that they delete
@@ -171,6 +172,7 @@ class _Erasure:
     locations: dict[int, str] = field(default_factory=dict)  # by the number of the job
     results: dict[int, SearchResult] = field(default_factory=dict)
     matched: set[str] = field(default_factory=set)  # files with messages that match; files never change
+    foreign: set[str] = field(default_factory=set)  # searched files that an engine wrote
     exchanged: dict[str, SearchResult] = field(default_factory=dict)  # by file of history: what it was written again as
     exchange_epoch: int = 0  # of the pipeline that wrote them: under another one they cannot be committed
     rewrite: HistoryRewrite | None = None
@@ -212,8 +214,8 @@ class ErasureJob(Job[_Erasure, None]):
         randomness: Randomness,
         options: ErasureOptions,
     ) -> None:
-        """`list_files`: the files of a table that can be written again (CompactionJob.table_files). `offload`: a thread
-        that only this job uses. `jobs` hear of what is removed."""
+        """`list_files`: the files of a table that can be written again (CompactionJob.erasable_files). `offload`: a
+        thread that only this job uses. `jobs` hear of what is removed."""
         self._broker = broker
         self._store = store
         self._catalog = catalog
@@ -388,7 +390,7 @@ class ErasureJob(Job[_Erasure, None]):
         if not await self._run_tasks(erasure):
             return
         self._count(erasure)
-        is_blocked = erasure.files.foreign & erasure.matched
+        is_blocked = erasure.matched & (erasure.files.foreign | (erasure.files.main.keys() & erasure.foreign))
         if request.history is HistoryChoice.REWRITE and request.mode is not ErasureMode.CHECK:
             await self._check_rewritable(erasure)
         if request.mode is ErasureMode.CHECK:
@@ -396,8 +398,8 @@ class ErasureJob(Job[_Erasure, None]):
             return
         if is_blocked:
             raise _Refused(
-                f"{len(is_blocked)} data files with these messages are in manifests of another engine, or of an older "
-                f"partitioning, such as {min(is_blocked)}",
+                f"{counted(len(is_blocked), 'data file')} of another engine, or outside of the table's folders, with "
+                f"these messages, such as {min(is_blocked)}",
                 "delete the rows with that engine (DELETE, then rewrite_data_files), and erase again",
             )
         if request.mode is ErasureMode.DRY_RUN:
@@ -418,7 +420,7 @@ class ErasureJob(Job[_Erasure, None]):
         table = erasure.table
         assert table is not None
         planned: PlannedFiles = await self._list_files(table)
-        main = {file.location: file for file in planned.files}
+        main = {file.location: file for file in (*planned.files, *planned.older)}
         live, deletes = await self._searched_paths(table.manifests or ())
         history: dict[int, frozenset[str]] = {}
         history_deletes: set[str] = set()
@@ -498,7 +500,10 @@ class ErasureJob(Job[_Erasure, None]):
         assert erasure.files is not None
         entry = TableGroup(erasure.table, FileGroup((file,)), erasure.files.planned)
         job = group_job(number, entry, self._lease.check(), self._options.storage)
-        return msgspec.structs.replace(job, memory_bytes=limits.ERASURE_TASK_BYTES)
+        # It stays in the partition that it has, also in one of an older spec.
+        spec = values.find(erasure.table.table.fields["partition-specs"], "spec-id", file.spec_id)
+        target = job.target if spec is None else msgspec.structs.replace(job.target, spec=spec)
+        return msgspec.structs.replace(job, target=target, memory_bytes=limits.ERASURE_TASK_BYTES)
 
     def _target(self, table: TopicTable) -> Any:
         mqtt = MqttTarget(table.topic)
@@ -512,6 +517,8 @@ class ErasureJob(Job[_Erasure, None]):
             for result in map(decode_found, task.result()):
                 if result.reason:
                     raise _Refused(f"a data file cannot be searched or written again: {result.reason}")
+                if result.is_foreign:
+                    erasure.foreign.add(erasure.locations[result.number])
                 if result.matched:
                     erasure.matched.add(erasure.locations[result.number])
                 erasure.results[result.number] = result
@@ -672,6 +679,9 @@ class ErasureJob(Job[_Erasure, None]):
             )
         if by_value := files.all_deletes & matched:
             raise _Refused(f"deletes by value have the messages, such as {min(by_value)}", _DROP_HINT)
+        others = set().union(*(files.history[snapshot_id] for snapshot_id in stale)) & matched
+        if foreign := others & erasure.foreign:
+            raise _Refused(f"{min(foreign)}, a data file of another engine, has the messages", _DROP_HINT)
         # What main deletes now its former snapshots will delete, too, once the erasure has written its files again.
         if any(matched & paths for paths in (*files.history.values(), files.main.keys())):
             await self._check_no_positions(erasure, stale)

@@ -33,6 +33,7 @@ class SearchResult(msgspec.Struct, frozen=True):
     newer: int = 0  # rows that match at or above the cut
     live: int = 0  # rows that match and are not deleted
     is_gone: bool = False  # the file does not exist any more
+    is_foreign: bool = False  # no digest of the pipeline is in it: an engine wrote it, or wrote it again
     reason: str = ""
     # Of a file that was written again:
     erased: dict[int, list[tuple[int, int]]] = {}  # ranges of offsets
