@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -22,6 +23,7 @@ from icestream.cli.output import Output, OutputFormat, print_note
 from icestream.cli.progress_bar import note_without_bar, progress_bar
 from icestream.observability.words import counted
 
+_PLACES: Final = frozenset(("shard", "offset", "append_time"))  # where a message is, and since when
 EXIT_LEFT: Final = 14  # of a check: something is left, as `verify --deep` ends when something was not checked
 _POLL_SECONDS: Final = 0.2
 _LABELS: Final = {"dry-run": "Searching", "erase": "Erasing", "check": "Checking"}
@@ -56,6 +58,9 @@ def erase(
             help="Of older snapshots and tags that have the messages: drop them, or rewrite them without the messages.",
         ),
     ] = None,
+    dead_letters: Annotated[
+        bool, typer.Option("--dead-letters", help="The same for the topics of dead letters of its subscriptions.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the messages and what has them.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Read everything, and list what is left of an earlier erasure.")
@@ -82,7 +87,7 @@ def erase(
     Example: icestream lake erase /default/orders --where "key = 'alice'" --history rewrite
     Example: icestream lake erase /default/orders --where "key = 'alice'" --check
     """
-    from icestream.model.erasure_predicate import parse_predicate
+    from icestream.model.erasure_predicate import fields_of, parse_predicate
 
     target, answer = Target(broker, config, sets), Output(output)
     if verify is not None:
@@ -92,8 +97,58 @@ def erase(
         raise errors.InvalidInput("no predicate", hint="--where \"key = 'alice'\"")
     if dry_run and check:
         raise errors.InvalidInput("--dry-run and --check exclude each other", hint="give one of them")
-    parse_predicate(where)  # before the broker is asked: so that an error names its position
+    # Before the broker is asked: so that an error names its position.
+    compared = {field.column for field in fields_of(parse_predicate(where))}
+    if dead_letters and (places := sorted(compared & _PLACES)):
+        raise errors.InvalidInput(
+            f"{places[0]} of a dead letter is another one than that of the message",
+            hint="compare keys, headers or other columns with --dead-letters",
+        )
     mode = "dry-run" if dry_run else "check" if check else "erase"
+
+    def erase_topic(name: str) -> dict[str, Any]:
+        return _erase_topic(target, name, where, mode, wait, history, answer, is_confirmed=yes)
+
+    document = erase_topic(topic)
+    documents = [document]
+    if dead_letters:
+        letters = [_of_dead_letters(name, erase_topic) for name in document["report"]["dead_letter_topics"]]
+        documents += [entry for entry in letters if entry is not None]
+        document = {**document, "dead_letters": documents[1:]}
+    if report is not None:
+        report.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+        if answer.is_text:
+            print_note(f"Signed report: {report}")
+    if not answer.is_text:
+        answer.document(document)
+    if any(entry["report"]["left"] for entry in documents):
+        raise typer.Exit(EXIT_LEFT)
+
+
+def _of_dead_letters(name: str, erase_topic: Callable[[str], dict[str, Any]]) -> dict[str, Any] | None:
+    """The report about a topic of dead letters; None if it has no letters yet."""
+    try:
+        return erase_topic(name)
+    except errors.UnknownTopic:
+        return None
+    except errors.TopicTableConflict as error:
+        if f"{name} has no table" not in error.message:
+            raise
+        return None
+
+
+def _erase_topic(
+    target: Target,
+    topic: str,
+    where: str,
+    mode: str,
+    wait: int,
+    history: History | None,
+    answer: Output,
+    *,
+    is_confirmed: bool,
+) -> dict[str, Any]:
+    """Does one topic, and shows what was found. An erasure counts first, and asks."""
     if mode == "erase":
         preview = _run(target, topic, where, "dry-run", wait, history)["report"]
         if answer.is_text:
@@ -106,20 +161,13 @@ def erase(
             )
         confirm(
             f"Erase {counted(preview['messages'], 'message')} of {topic} for good?",
-            is_confirmed=yes,
+            is_confirmed=is_confirmed,
             unchanged="nothing was erased",
         )
     document = _run(target, topic, where, mode, wait, history)
-    if report is not None:
-        report.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
     if answer.is_text:
         _show(document["report"])
-        if report is not None:
-            print_note(f"Signed report: {report}")
-    else:
-        answer.document(document)
-    if document["report"]["left"]:
-        raise typer.Exit(EXIT_LEFT)
+    return document
 
 
 def _run(target: Target, topic: str, where: str, mode: str, wait: int, history: History | None) -> dict[str, Any]:
@@ -198,7 +246,7 @@ def _show(report: dict[str, Any]) -> None:
     for text in report["must_do"]:
         print_note(f"To be done: {text}")
     for name in report["dead_letter_topics"]:
-        print_note(f"May have copies: the dead letters in {name}")
+        print_note(f"May have copies: the dead letters in {name} (--dead-letters erases them, too)")
     for text in report["not_covered"]:
         print_note(f"Not covered: {text}")
 

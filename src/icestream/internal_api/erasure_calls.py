@@ -90,8 +90,12 @@ class ErasureCalls:
         service = self._service
         name, shards = topic.name, topic.record.shards
         resource, session = topic_resource(name), caller.session
-        failures = [subscription.record.failure for subscription in topic.subscriptions.values()]
-        dead_letters = sorted({policy.dead_letter_topic for policy in failures if policy.dead_letter_topic})
+        subscriptions = [subscription.record for subscription in topic.subscriptions.values()]
+        named = {record.failure.dead_letter_topic for record in subscriptions}
+        named |= {record.dead_letters_before for record in subscriptions}
+        # Also those of subscriptions that were deleted, as far as the broker created their topics.
+        named |= {str(other.name) for other in caller.broker.list_topics() if other.record.dead_letters_of == str(name)}
+        dead_letters = sorted(letters for letters in named if letters)
 
         async def begin() -> str:
             erasure = await service.begin(

@@ -45,8 +45,8 @@ PLACES: Final = (
     ),
     ErasurePlace(
         "dead letters and other copies in topics",
-        not_covered="copies in other topics, such as dead letters and messages that a consumer published again: erase "
-        "them there",
+        not_covered="copies in other topics, such as dead letters (`--dead-letters` does the same there) and messages "
+        "that a consumer published again: erase them there",
     ),
     ErasurePlace(
         "deleted topics that can come back",

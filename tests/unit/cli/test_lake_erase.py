@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,32 @@ def test_a_report_is_shown(capsys: pytest.CaptureFixture[str], changes: dict[str
 def test_what_cannot_be_meant_is_refused_before_the_broker_is_asked(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(errors.InvalidInput, match=problem):
         lake_erase.erase("/default/orders", **{"history": None, "verify": None, "report": None, **arguments})
+
+
+def test_dead_letters_are_erased_with_the_topic(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each has a report of its own; those without letters are passed over."""
+    runs: list[tuple[str, str]] = []
+
+    def run(target: object, topic: str, where: str, mode: str, *_: object) -> dict[str, Any]:
+        runs.append((topic, mode))
+        if topic == "/default/none":
+            raise errors.UnknownTopic("there is no topic /default/none")
+        if topic == "/default/empty":
+            raise errors.TopicTableConflict("topic /default/empty has no table")
+        topics = ["/default/dead", "/default/empty", "/default/none"] if topic == "/default/orders" else []
+        return {"report": REPORT | {"kind": mode, "topic": topic, "dead_letter_topics": topics}}
+
+    monkeypatch.setattr(lake_erase, "_run", run)
+    options: dict[str, Any] = {"history": lake_erase.History.DROP, "verify": None, "yes": True, "dead_letters": True}
+    lake_erase.erase("/default/orders", where="key = 'a'", report=tmp_path / "report.json", **options)
+    assert [topic for topic, mode in runs if mode == "erase"] == ["/default/orders", "/default/dead"]
+    stored = json.loads((tmp_path / "report.json").read_bytes())
+    assert [entry["report"]["topic"] for entry in stored["dead_letters"]] == ["/default/dead"]
+    with pytest.raises(errors.InvalidInput, match="offset of a dead letter"):
+        lake_erase.erase("/default/orders", where="offset = 1", report=None, **options)
+    capsys.readouterr()
 
 
 class ScriptedErasure:
