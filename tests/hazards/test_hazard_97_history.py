@@ -28,6 +28,7 @@ from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.compaction.compaction_job import CompactionJob, CompactionOptions
 from icestream.pipeline.driver.maintenance_request import MaintenanceRequest, RequestedTable
 from icestream.pipeline.erasure.erasure_job import ErasureJob
+from icestream.pipeline.tables.topic_table import TopicTable
 from tests.support.compaction import RULE, compact
 from tests.support.deleting_engine import delete_by_key, delete_by_position, live_entries, table_of
 from tests.support.erasures import Erasures, canary_places
@@ -398,6 +399,32 @@ async def test_hazard_80_what_a_backup_holds_is_not_rewritten(world: FaultWorld)
     assert progress.error == ""
     assert f"{BACKUP_TAG}b1" in report["must_do"][0]
     assert not report["is_final"]
+    await clean(world, life)
+    assert files <= await world.present(1)
+    assert {snapshot for snapshot, rows in (await rows_by_snapshot(world)).items() if (0, 1) in rows} == {held}
+
+
+async def test_hazard_80_a_backup_that_begins_meanwhile_keeps_its_files(
+    world: FaultWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The erasure has looked at the holds before: the catalog refuses, and the next look finds it."""
+    life, erasures = world.driver(), Erasures(world)
+    job, _ = erasures.add_to(life)
+    await ingest(world, life, 2)
+    metadata = (await world.catalog.load(name_of(1))).metadata
+    held = metadata["current-snapshot-id"]
+    await world.store.put(hold_key(metadata["table-uuid"], "backup-b1"), msgspec.json.encode(HoldRecord([held], 0)))
+    files = await world.paths(next(s["manifest-list"] for s in metadata["snapshots"] if s["snapshot-id"] == held))
+    forget(world)
+    looks, look = [0], job._held
+
+    async def late(table: TopicTable) -> set[int]:
+        looks[0] += 1
+        return set() if looks[0] <= 2 else await look(table)  # before files are written, and before the commit
+
+    monkeypatch.setattr(job, "_held", late)
+    await erase(erasures, life, job, HistoryChoice.REWRITE)
+    assert looks[0] > 2
     await clean(world, life)
     assert files <= await world.present(1)
     assert {snapshot for snapshot, rows in (await rows_by_snapshot(world)).items() if (0, 1) in rows} == {held}

@@ -391,6 +391,7 @@ class TableCommits:
         """Writes the new metadata files, durably, and plans the transaction that points to them."""
         changed = [change for change in judged if change.is_changed]
         await self._check_backup_tags(changed)
+        await self._check_held(changed, commits)
         # Files of a round were synced by the pipeline; those of other engines were not.
         foreign = [change for change in changed if not change.decision.is_round]
         referenced = [
@@ -432,6 +433,18 @@ class TableCommits:
             if before is not None and (lost := catalog_holds.lost_tags(before, change.decision.table)):
                 holders = await catalog_holds.held_snapshots(self._runner.store, before.uuid or "")
                 catalog_holds.check_tags(lost, holders)
+
+    async def _check_held(self, changed: Sequence[JudgedChange], commits: Commits) -> None:
+        """Raises CommitConflict for a rewrite of history that changes a snapshot which a backup holds: its documents
+        name the files of before. The backup may have begun after the rewrite was planned."""
+        for change in changed:
+            rewritten = commit_rules.rewritten_snapshots(commits[change.identifier].requirements)
+            if rewritten is None:
+                continue
+            holders = await catalog_holds.held_snapshots(self._runner.store, change.decision.table.uuid or "")
+            held = set().union(*holders.values()) & {snapshot["snapshot-id"] for snapshot in rewritten}
+            if held:
+                raise errors.CommitConflict(f"a backup holds snapshot {min(held)}", hint="leave it as it is")
 
     async def _plan_marks(self, changed: Sequence[JudgedChange], commits: Commits) -> dict[int, MarkWrites]:
         """Returns the marks, by topic id, of the snapshots that this commit removes from topic tables."""
