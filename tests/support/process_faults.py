@@ -208,9 +208,9 @@ class FaultRun:
             check_table(table["metadata-location"], {0: messages}, report, self.gone(topic, report))
 
     def _table_and_report(self, topic: str) -> tuple[dict[str, Any], VerifyReport] | None:
-        """Both of the same snapshot; None if another one came in between."""
+        """The report of a table that has not changed meanwhile; None if it has."""
         table, report = self._table(topic), self._verified(topic)
-        is_same = table and table["metadata"].get("current-snapshot-id") == report.snapshot_id
+        is_same = table and self._table(topic).get("metadata-location") == table["metadata-location"]
         return (table, report) if is_same else None
 
     def gone(self, topic: str, report: VerifyReport) -> dict[int, set[int]]:
