@@ -10,14 +10,16 @@ import pytest
 
 from icestream import errors
 from icestream.backup.backup_target import BackupTarget, DirectoryTarget, open_target
+from icestream.backup.encryption import BackupKey
 from icestream.backup.inventory_table import update_inventory
 from icestream.backup.seed_manifest import SeedOptions
 from icestream.processes.component_options import store_options
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
-from tests.support.backup_world import backup_world
+from tests.support.backup_world import ORDERS, backup_world
 from tests.support.catalog_servers import new_name, s3_flags, settings_of
+from tests.support.restore_world import RestoreWorld
 from tests.support.seaweed import BUCKET
 
 pytestmark = pytest.mark.asyncio
@@ -94,6 +96,28 @@ async def test_an_object_has_durable_bytes_before_its_name_and_folders_are_synce
     effects.clear()
     await target.keep_names(names)
     assert sorted(effects) == [".", "objects", "objects/ab", "objects/cd"]
+
+
+@pytest.mark.parametrize("key", [None, BackupKey(bytes(range(32)))], ids=["plain", "encrypted"])
+async def test_a_topic_comes_back_beside_the_live_one_and_in_an_empty_broker(
+    target: BackupTarget, tmp_path: Path, key: BackupKey | None
+) -> None:
+    rows = [(offset, b"m%d" % offset) for offset in range(10)]
+    async with backup_world(tmp_path / "source") as world:
+        world.target = target
+        await world.create_topic()
+        await world.bind()
+        await world.publish(10)
+        await world.commit(6)
+        parent = await world.back_up(key=key)
+        root = await world.back_up(key=key, parent=parent.id)
+        assert await world.verify(root.id, key=key) == []
+        await RestoreWorld(world).restore(root, key=key)
+        assert await RestoreWorld(world).rows() == rows
+    async with backup_world(tmp_path / "empty") as empty:
+        empty.target = target
+        await RestoreWorld(empty).restore(root, ORDERS, key=key)
+        assert await RestoreWorld(empty).rows(ORDERS) == rows
 
 
 async def test_a_backup_is_made_verified_and_deleted(target: BackupTarget, tmp_path: Path) -> None:

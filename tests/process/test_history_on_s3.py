@@ -13,7 +13,9 @@ from tests.support.catalog_servers import CATALOG, glue_flags, new_name, s3_flag
 from tests.support.lake_run import until
 from tests.support.pipeline_process import PipelineRun
 from tests.support.seaweed import BUCKET, TABLE_ROLE, Seaweed
+from tests.support.secret_files import secret_file
 
+Row = tuple[int, bytes, bytes | None, dict[str, str]]
 TOPIC, COUNT = "/default/orders", 60
 # Nothing is read from memory, and the log lets go of what is committed as soon as it can.
 FROM_TABLES = (
@@ -51,11 +53,15 @@ async def publish(address: str) -> None:
             await producer.send(payload(number), key=b"k%d" % (number % 7), headers={"n": str(number)})
 
 
-async def read_back(address: str, name: str) -> list[tuple[int, bytes, bytes | None, dict[str, str]]]:
+def expected() -> list[Row]:
+    return [(at, payload(at), b"k%d" % (at % 7), {"n": str(at)}) for at in range(COUNT)]
+
+
+async def read_back(address: str, name: str, topic: str = TOPIC) -> list[Row]:
     got = []
     async with (
         connect(f"icestream://{address}") as client,
-        client.subscribe(TOPIC, name, start="earliest") as subscription,
+        client.subscribe(topic, name, start="earliest") as subscription,
     ):
         async for message in subscription:
             got.append((message.offset, bytes(message.payload), message.key, dict(message.headers)))
@@ -74,8 +80,24 @@ def test_published_messages_are_read_back_from_s3(
         run.icestream("lake", "commit-now", "--wait", "120")
         shown = f"namespaces/default/topics/{TOPIC.rpartition('/')[2]}"
         until(lambda: run.api(shown)["shard_offsets"][0]["earliest"] > COUNT // 2)
-        expected = [(at, payload(at), b"k%d" % (at % 7), {"n": str(at)}) for at in range(COUNT)]
-        assert asyncio.run(read_back(run.address, "s")) == expected
+        assert asyncio.run(read_back(run.address, "s")) == expected()
         assert run.reads_by_tier()["table"] >= 1
         report = run.api(f"lake/verify?topic={TOPIC}&deep=true")
         assert (report["is_good"], report["findings"], report["files"] >= 1) == (True, [], True)
+        if kind == "embedded":
+            check_restore(run, tmp_path, [part for flag in s3_flags(seaweed_server) for part in ("--set", flag)])
+
+
+def check_restore(run: PipelineRun, folder: Path, store: list[str]) -> None:
+    """Tables of a bucket go through an encrypted backup in the same bucket, and come back into the bucket. `store`: a
+    broker reports no keys."""
+    secret_file(folder / "key", f"{bytes(range(32)).hex()}\n")
+    place = ("--to", f"s3://{BUCKET}/{new_name('backups')}", "--key", f"file:{folder / 'key'}", *store)
+    backup = run.icestream("backup", "create", "--topics", TOPIC, *place)
+    assert backup["state"] == "complete"
+    chosen = ("--topics", TOPIC, "--as", "/default/again")
+    (restored,) = run.icestream("backup", "restore", backup["id"], *chosen, *place)["topics"]
+    assert (restored["messages"], restored["problem"]) == (COUNT, "")
+    report = run.api("lake/verify?topic=/default/again&deep=true")
+    assert report["is_good"], report
+    assert asyncio.run(read_back(run.address, "t", "/default/again")) == expected()
