@@ -2,8 +2,9 @@
 
 Every message that was acked until the cut is there once, at its offset, with equal bytes; DuckDB and PyIceberg agree;
 `verify` is clean; consumers resume where they were. Clients publish and ack, the pipeline commits and compacts, engines
-delete rows, retention and expiry remove files at once, policies and topics change, and the broker is started again,
-between any two steps of a backup. The backup, each pass of the archive and the restore end before any of their effects.
+delete rows, retention and expiry remove files at once, policies and topics change, and the broker is stopped or ends as
+by kill -9, between any two steps of a backup. The backup, each pass of the archive and the restore end before any of
+their effects.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from icestream.model.topic_name import TopicName
 from icestream.processes.point_in_time import CutTime, base_for, lies_before
 from icestream.processes.restore_run import RestoreEffect
 from tests.support.archive_world import archive_world
-from tests.support.backup_history import BackupHistory, Moment, crash_at
+from tests.support.backup_history import BackupHistory, Moment, consumed, crash_at
 from tests.support.backup_world import ORDERS, Crash
 from tests.support.lakehouse import duckdb_with_iceberg
 from tests.support.restore_world import RestoreWorld
@@ -55,7 +56,7 @@ class Restored:
             )
         except Crash:
             if chance.random() < 0.3:
-                await self.history.world.restart()
+                await self.history.world.crash()
                 self.history.reader = None
             restored = await RestoreWorld(self.history.world).restore(self.root, self.name, **options)
         self.table = restored.table
@@ -80,11 +81,7 @@ class Restored:
 
     def cursor(self) -> frozenset[int]:
         """The offsets that the restored subscription does not get again."""
-        topic = self.history.world.node.broker.topics.get(self.name)
-        cursor = topic.subscriptions["s"].delivery(0).cursor()
-        assert cursor.topic_id == topic.record.id
-        above = {offset for start, end in cursor.ranges for offset in range(start, end)}
-        return frozenset({*range(cursor.offset), *above})
+        return consumed(self.history.world.node.broker, self.name)
 
 
 def without(messages: dict[int, bytes], removed: frozenset[int]) -> dict[int, bytes]:

@@ -15,7 +15,9 @@ from icestream.backup.backup_root import BackupRoot
 from icestream.backup.backup_run import BackupEffect
 from icestream.backup.encryption import BackupKey
 from icestream.backup.node_client import NodeClient
+from icestream.broker.service import Broker
 from icestream.iceberg.manifests import decode_manifest_list, live_entries
+from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.model.topic_policies import PolicyValues
 from tests.support.archive_world import ArchiveWorld
@@ -58,6 +60,15 @@ def crash_at(effect: Effect | None, skipped: int = 0) -> Callable[[Effect], None
     return strike
 
 
+def consumed(broker: Broker, name: TopicName) -> frozenset[int]:
+    """The offsets that subscription `s` of a topic does not get again."""
+    topic = broker.topics.get(name)
+    cursor = topic.subscriptions["s"].delivery(0).cursor()
+    assert cursor.topic_id == topic.record.id
+    above = {offset for start, end in cursor.ranges for offset in range(start, end)}
+    return frozenset({*range(cursor.offset), *above})
+
+
 class BackupHistory:
     """`act` does something by chance. Backups and passes of the archive end before a step by chance, and go on."""
 
@@ -98,7 +109,7 @@ class BackupHistory:
     async def act(self) -> None:
         """Does something, and remembers the moment behind it."""
         acts = (self._publish, self._publish, self._ack, self._commit, self._compact, self._remove_rows, self._expire)
-        rare = (self._policy, self._retain, self._topic, self._restart, self._archive, self._archive)
+        rare = (self._policy, self._retain, self._topic, self._restart, self._crash, self._archive, self._archive)
         await self.chance.choice((*acts, *rare))()
         await quiet()  # the archive's look at changes of metadata
         self.moments.append(self.now())
@@ -232,6 +243,18 @@ class BackupHistory:
             self.reader = None
         await self.world.restart()
         self.flushed = frozenset(self.acked)
+        await self._subscribe()
+
+    async def _crash(self) -> None:
+        """The broker ends with its consumers, as by kill -9: every acked message is there, acks may be lost."""
+        self.restarts += 1
+        self.reader = None
+        await self.world.crash()
+        topic = self.world.node.broker.topics.get(ORDERS)
+        assert self.world.node.broker.storage.shard_stream(ShardKey(topic.record.id, 0)).visible == len(self.messages)
+        kept = consumed(self.world.node.broker, ORDERS)
+        assert self.flushed <= kept <= self.acked
+        self.acked, self.flushed = {*kept}, kept
         await self._subscribe()
 
     async def _archive(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,11 +145,26 @@ class BackupWorld:
         if is_floor_moved:
             await self.node.ingest.committed([(self.lake.topic_id, 0, end)])
 
-    async def restart(self) -> None:
-        """Stops the node and starts it again over the same files."""
+    async def crash(self) -> None:
+        """Ends the node as kill -9 does, and starts another one over its files. They are as they were at this moment:
+        what the node had in memory is lost, and what it does while it is torn down is thrown away."""
+        data, left = self.node.settings.data_dir, self.folder / "left-by-kill"
+        while True:
+            before = _times_below(data)
+            shutil.copytree(data, left, ignore=shutil.ignore_patterns("*.sock"))
+            if _times_below(data) == before:  # no thread wrote meanwhile: the copy is of one moment
+                break
+            shutil.rmtree(left)
+        await self.restart(data, left)
+
+    async def restart(self, data: Path | None = None, left: Path | None = None) -> None:
+        """Stops the node and starts it again over the same files, or over those that a crash left."""
         settings = self.node.settings
         self.link.close()
         await self.node.stop()
+        if data is not None and left is not None:
+            shutil.rmtree(data)
+            shutil.move(left, data)
         self.node = await BrokerNode.start(settings)
         self.link = await open_link(settings.local_socket, "test")
         if self.lake is not None:
@@ -199,6 +215,14 @@ class BackupWorld:
     async def verify(self, backup_id: str, *, deep: bool = True, key: BackupKey | None = None) -> list[BackupFinding]:
         verification = BackupVerification(self.stored(key), InlineOffload(), LocalSource().chunks)
         return await verification.verify(backup_id, is_deep=deep)
+
+
+def _times_below(folder: Path) -> dict[Path, int]:
+    times = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            times[path] = path.stat().st_mtime_ns
+    return times
 
 
 @contextlib.asynccontextmanager

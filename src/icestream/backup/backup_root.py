@@ -14,6 +14,8 @@ import msgspec
 from icestream import errors
 
 FORMAT_VERSION: Final = 1
+# Why a topic was left out whose record came between the cut of the log and the freeze of the metadata store.
+CREATED_DURING_BACKUP: Final = "created during the backup"
 Kind = Literal["copy", "reference"]
 State = Literal["complete", "incomplete"]
 

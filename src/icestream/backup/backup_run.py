@@ -29,6 +29,7 @@ from icestream import errors, limits
 from icestream.backup import backup_layout as layout
 from icestream.backup import seed_manifest, table_view
 from icestream.backup.backup_root import (
+    CREATED_DURING_BACKUP,
     FORMAT_VERSION,
     BackupBegin,
     BackupRoot,
@@ -490,7 +491,7 @@ class BackupRun:
             if not self._is_selected(recorded_topic.name):
                 left_out.append(LeftOutTopic(recorded_topic.name, "not selected"))
             elif recorded_topic.node == node_state.node:
-                left_out.append(LeftOutTopic(recorded_topic.name, "created during the backup"))
+                left_out.append(LeftOutTopic(recorded_topic.name, CREATED_DURING_BACKUP))
             else:
                 table = tables.get(recorded_topic.id)
                 table_cut = await self._table_cut(table, rows) if table is not None else None

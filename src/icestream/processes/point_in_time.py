@@ -25,7 +25,15 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.backup.archive_object import ArchiveObject, MetadataChange
-from icestream.backup.backup_root import BackupRoot, IncompleteShard, ObjectRef, ShardCut, TailRef, TopicCut
+from icestream.backup.backup_root import (
+    CREATED_DURING_BACKUP,
+    BackupRoot,
+    IncompleteShard,
+    ObjectRef,
+    ShardCut,
+    TailRef,
+    TopicCut,
+)
 from icestream.backup.stored_archive import StoredArchive, StoredObject
 from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.tail_object import encode_tail
@@ -344,7 +352,10 @@ class ArchiveReplay:
 
     def _root(self, base_state: StateMachine, metadata: _Metadata, time_us: int) -> BackupRoot:
         state = metadata.entries
-        base_ids = {record.id for record in _topics(dict(base_state.entries.items())).values()}
+        # Its log begins behind the cut, so that the archive has all of it.
+        whole = {topic.topic for topic in self._base.left_out if topic.reason == CREATED_DURING_BACKUP}
+        base_topics = _topics(dict(base_state.entries.items()))
+        base_ids = {record.id for name, record in base_topics.items() if name not in whole}
         present = _topics(state)
         topics = []
         for topic in self._base.topics:

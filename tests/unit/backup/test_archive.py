@@ -402,3 +402,27 @@ async def test_the_past_is_a_prefix_of_every_shard_and_ends_are_in_the_root(tmp_
         (topic,) = [topic for topic in past.root.topics if topic.id == topic_id]
         assert [(shard.end, shard.reserved) for shard in topic.shards] == [(0, 4), (3, 3)]
         assert ShardKey(topic_id, 0) != ShardKey(topic_id, 1)
+
+
+async def test_a_topic_that_was_created_between_the_cut_and_the_freeze_of_the_base_is_in_the_past(
+    tmp_path: Path,
+) -> None:
+    """The base has its record and not its log, which is entirely in the archive."""
+    async with archive_world(tmp_path) as world:
+        await prepare(world)
+        run, new = world.world.run(), TopicName("default", "new")
+
+        async def call(method: str, /, **arguments: object) -> object:
+            if method == "backup_freeze":
+                await world.world.call("create_topic", topic=str(new))
+                await world.publish_to(new, 5)
+            return await world.world.link.call(method, dict(arguments))
+
+        run._node._call = call
+        base = await run.run()
+        assert str(new) in {topic.topic for topic in base.left_out}
+        time_us = world.now()
+        await world.archive.run_pass()
+        past = await world.past(base, time_us)
+        assert str(new) in topic_names(past)
+        assert len(await world.messages(past, str(new))) == 5
