@@ -561,6 +561,7 @@ async def _release_pins(target: Target, backup_id: str) -> bool:
                 node = NodeClient(broker.call, backup_id)
                 async for table in node.tables():
                     await release_pin(node, catalog, backup_id, Identifier(table.namespace, table.name), table.uuid)
+                await node.end()  # of a run that was killed: it holds the log, and counts as running, for two minutes
         finally:
             await catalog.close()
     except (errors.ConnectionLost, errors.StorageUnavailable):
