@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
+from prometheus_client import REGISTRY
 
 from icestream import errors, limits
 from icestream.catalog import condemned_files
@@ -23,7 +25,10 @@ from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.iceberg.identifier import Identifier
 from icestream.metadata import command as cmd
 from icestream.model.pipeline_file_name import data_name
+from icestream.pipeline.driver.driver_report import RoundReport
 from icestream.pipeline.driver.effects import Effect, Fault
+from icestream.pipeline.driver.job import Turn
+from icestream.pipeline.file_cleanup.cleanup_job import FileCleanupJob
 from icestream.pipeline.file_cleanup.watched_table import PendingRemoval, WatchedTable
 from icestream.runtime.randomness import SystemRandomness
 from tests.support.engine_append import appended_file
@@ -95,6 +100,10 @@ class SlowWriter:
 # --- slow writers -----------------------------------------------------------------------------------------------------
 
 
+def unneeded(state: str) -> float | None:
+    return REGISTRY.get_sample_value("icestream_pipeline_unneeded_files", {"state": state})
+
+
 @pytest.mark.asyncio
 async def test_a_file_of_another_writer_goes_after_two_listings(world: FaultWorld) -> None:
     world.clean_up_delay_ms = 3_600_000
@@ -107,8 +116,10 @@ async def test_a_file_of_another_writer_goes_after_two_listings(world: FaultWorl
     assert writer.exists, "condemned, and removed in a later pass"
     (stored_record,) = await condemned_files.read_all_records(world.store)
     assert stored_record.record.locations() == [writer.file]
+    assert unneeded("condemned") == 1
     await pass_days(world, harness)
     assert not writer.exists
+    assert unneeded("condemned") == 0
     with pytest.raises(errors.CommitConflict, match="was removed by the clean-up"):
         await writer.commit()
     await pass_days(world, harness, 40)  # what the refused commit left goes, too
@@ -368,3 +379,19 @@ def test_files_that_do_not_fit_into_memory_are_listed_again(monkeypatch: pytest.
     table.add(PendingRemoval(number, f"s3://b/t/data/{number}") for number in range(5, 9))
     assert [pending.location[-1] for pending in table.pending] == ["5", "6"]
     assert table.list_folders_ns == 7
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("is_enabled", "changed", "is_due"), [(1, {}, 1), (0, {}, 0), (1, {"clean_up": 0}, 0), (0, {"clean_up": 1}, 1)]
+)
+async def test_the_clean_up_is_switched_while_the_broker_runs(
+    world: FaultWorld, is_enabled: int, changed: dict[str, int], is_due: int
+) -> None:
+    harness = world.driver()
+    await rounds(world, harness)
+    assert harness.cleaner is not None
+    job = FileCleanupJob(harness.cleaner, harness.lease, harness.effects, is_enabled=bool(is_enabled))
+    backlog = msgspec.structs.replace(await world.ingest.backlog(), changed_settings=changed)
+    turn = Turn(backlog, None, RoundReport(0, topics=1), world.clock, harness.jobs.guard)
+    assert job.is_due(turn) == bool(is_due)

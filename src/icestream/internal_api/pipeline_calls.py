@@ -23,7 +23,7 @@ from icestream import errors, limits
 from icestream.broker.online_settings import OnlineSettings
 from icestream.broker.pipeline_service import PipelineService
 from icestream.frontends.native.public_calls import Call, Caller, Document, decode_arguments
-from icestream.model.backlog_messages import encode_backlog
+from icestream.model.backlog_messages import CLEAN_UP, encode_backlog
 
 PIPELINE_METHODS: Final = (
     "pipeline_backlog",
@@ -105,7 +105,10 @@ class PipelineCalls:
         if online is None:
             return {}
         changed = [name for name in _FOLLOWED_SETTINGS if _SECTION + name in online.stored]
-        return {name: getattr(online.current.storage.iceberg_config, name) for name in changed}
+        values = {name: getattr(online.current.storage.iceberg_config, name) for name in changed}
+        if f"pipeline.{CLEAN_UP}" in online.stored:
+            values[CLEAN_UP] = int(online.current.pipeline.clean_up)
+        return values
 
     async def pipeline_lease(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(LeaseFiles, arguments)

@@ -33,6 +33,8 @@ import msgspec
 
 from icestream import errors
 
+CLEAN_UP: Final = "clean_up"  # among `changed_settings`
+
 
 class ShardBacklog(msgspec.Struct, frozen=True, array_like=True):
     shard: int
@@ -115,7 +117,8 @@ class Backlog(msgspec.Struct, frozen=True):
     is_cut: bool = False  # truncated: request again after this is committed
     lsn: int = 0  # the last record that this covers
     reopenings: int = 0  # grows when floors go back, and from one life of the broker to the next
-    # Settings `writer_…` that were changed while the broker runs: they override those that the driver started with.
+    # Settings `writer_…` and `clean_up` that were changed while the broker runs, by the last part of their path; 0 and
+    # 1 for a switch. They override those that the driver started with.
     changed_settings: dict[str, int] = {}
     passed_over: PassedOver = PassedOver()
     # Topics with a retention, whether or not they have a backlog; at most RETAINED_TOPICS_MAX, the next ones next time.

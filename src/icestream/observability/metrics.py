@@ -320,6 +320,12 @@ PIPELINE_REMOVED_FILES = Counter(
     "icestream_pipeline_removed_files_total",
     "Removed files that no snapshot refers to: of expired snapshots and of lost rounds.",
 )
+PIPELINE_UNNEEDED_FILES = Gauge(
+    "icestream_pipeline_unneeded_files",
+    "Files of tables that no snapshot names and that are there still: waiting for their delay, or condemned, for a "
+    "later pass to remove.",
+    ["state"],
+)
 PIPELINE_REMOVED_BYTES = Counter("icestream_pipeline_removed_bytes_total", "Bytes of removed files.")
 BACKUPS = Counter("icestream_backups_total", "Completed backups of this process, by state of their root.", ["state"])
 BACKUP_MANIFESTS = Counter(

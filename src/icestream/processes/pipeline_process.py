@@ -226,11 +226,11 @@ async def _open_driver(
     delay_ms = settings.pipeline.clean_up_delay_ms
     cleaner: FileCleaner | None = None
     # Not for another catalog: only its owner knows which other readers need its files.
-    if own_catalog is not None and settings.pipeline.clean_up:
+    if own_catalog is not None:
         references = ReferencedFiles(manifest_reader)
         in_use = own_catalog.files_in_use(manifest_reader)
         cleaner = FileCleaner(store, catalog, files, references, in_use, clock, jobs.guard, delay_ms)
-        jobs.add(FileCleanupJob(cleaner, lease, effects))
+        jobs.add(FileCleanupJob(cleaner, lease, effects, is_enabled=settings.pipeline.clean_up))
     retention_clock = RetentionClock(store, clock, lease_name, settings.pipeline.retention_downtime_max_ms)
     ranges = ShardRanges(file_opener(files, table_roots(settings)))
     retention = TableRetentionJob(
@@ -249,7 +249,7 @@ async def _open_driver(
         FolderSurvey(store, catalog, manifest_reader, clock, delay_ms),
         expiry,
         retention,
-        None if cleaner is None else cleaner.clean_now,
+        cleaner.clean_now if cleaner is not None and settings.pipeline.clean_up else None,
         compaction.request,
         jobs,
         report,

@@ -9,7 +9,7 @@ from pydantic import Field, StrictBool
 
 from icestream import limits
 from icestream.settings import text, units
-from icestream.settings.section import Section, derived
+from icestream.settings.section import ONLINE, Section, derived
 
 _DELAY = units.duration("ms", limits.CLEAN_UP_DELAY_MS_MIN, limits.CLEAN_UP_DELAY_MS_MAX)
 _DOWNTIME = units.duration("ms", limits.RETENTION_CLOCK_JUMP_MS, limits.RETENTION_DOWNTIME_MS_MAX)
@@ -94,6 +94,7 @@ class PipelineSection(Section):
         description="Files of tables that no snapshot names any more are removed: of snapshots that expired, and of "
         "rounds that were cut off or refused. With the embedded catalog alone; a table that says `gc.enabled=false` "
         "keeps all.",
+        json_schema_extra=ONLINE,
     )
     clean_up_delay_ms: Annotated[int, _DELAY] = Field(
         default=limits.CATALOG_FILE_GRACE_MS,

@@ -76,6 +76,10 @@ async def test_the_driver_gets_changed_settings_only(ask: AdminClient) -> None:
     assert (await backlog_of(ask)).changed_settings == changed
     await ask("unset_setting", key=f"{section}.writer_flush_interval_ms")
     assert (await backlog_of(ask)).changed_settings == {"writer_max_memory_bytes": 2 * limits.MIB}
+    await ask("set_setting", key="pipeline.clean_up", value=False)
+    assert (await backlog_of(ask)).changed_settings["clean_up"] == 0
+    await ask("set_setting", key="pipeline.clean_up", value=True)
+    assert (await backlog_of(ask)).changed_settings["clean_up"] == 1
 
 
 async def test_a_driver_waits_until_there_is_a_backlog(ask: AdminClient) -> None:

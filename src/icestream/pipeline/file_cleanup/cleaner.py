@@ -162,12 +162,20 @@ class FileCleaner:
                 await anext(self._work)
             except StopAsyncIteration:
                 self._work = None
-                return
+                break
             except BaseException:
                 self._work = None
                 raise
             if self._clock.monotonic_ns() >= deadline_ns:
-                return
+                break
+        self._count_waiting()
+
+    def _count_waiting(self) -> None:
+        metrics.PIPELINE_UNNEEDED_FILES.labels("waiting").set(
+            sum(len(table.pending) for table in self._tables.values())
+        )
+        condemned = sum(max(0, table.condemned_files) for table in self._tables.values())
+        metrics.PIPELINE_UNNEEDED_FILES.labels("condemned").set(condemned)
 
     async def _steps(self) -> AsyncGenerator[None]:
         """Each step reads or removes a few files."""
@@ -245,7 +253,9 @@ class FileCleaner:
         yield
         records = await condemned_files.read_records(self._store, table.uuid)
         await self._forget_removed(records)
-        if to_remove := [stored for stored in records if stored.record.state in _TO_REMOVE]:
+        to_remove = [stored for stored in records if stored.record.state in _TO_REMOVE]
+        table.condemned_files = sum(len(stored.record.names) for stored in to_remove)
+        if to_remove:
             condemned.append(CondemnedTable(table, live, to_remove))
         if table.list_folders_ns <= now_ns:
             table.list_folders_ns = now_ns + limits.CLEAN_UP_FOLDERS_MS * 1_000_000
@@ -365,6 +375,7 @@ class FileCleaner:
                 await condemned_files.change_record(
                     self._store, stored, CondemnedState.CONDEMNED, still_unnamed, now_ms
                 )
+                table.condemned_files += len(still_unnamed)
                 table.check_by(self._clock.monotonic_ns() + self._check_interval_ns)
         new = {location.removeprefix(f"{live.folder}/") for location in unnamed - known}
         if new:
@@ -402,6 +413,7 @@ class FileCleaner:
         recorded = await condemned_files.add_records(
             self._store, table.uuid, live.folder, names, CondemnedState.CONDEMNED, now_ms
         )
+        table.condemned_files += len(recorded)
         if recorded < names:
             raise errors.Refused(
                 f"{len(names - recorded)} files of {live.folder} wait: its records of condemned files are full",
@@ -482,6 +494,7 @@ class FileCleaner:
             names = [name for name in removing.record.names if parse_pipeline_file(name) is None]
             now_ms = self._clock.wall_us() // 1000
             await condemned_files.change_record(self._store, removing, CondemnedState.REMOVED, names, now_ms)
+            watched.condemned_files -= len(stored.record.names)
 
     async def _forget_removed(self, records: Sequence[StoredRecord]) -> None:
         now_ms = self._clock.wall_us() // 1000

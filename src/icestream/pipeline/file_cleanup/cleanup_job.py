@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from icestream.model.backlog_messages import CLEAN_UP
 from icestream.pipeline.driver.effects import Effect, Effects
 from icestream.pipeline.driver.job import Job, Turn
 from icestream.pipeline.driver.lease import DriverLease
@@ -16,7 +17,9 @@ class FileCleanupJob(Job[Literal[True], None]):
 
     name: ClassVar[str] = NAME
 
-    def __init__(self, cleaner: FileCleaner, lease: DriverLease, effects: Effects) -> None:
+    def __init__(self, cleaner: FileCleaner, lease: DriverLease, effects: Effects, *, is_enabled: bool = True) -> None:
+        """`is_enabled`: by the settings at the start; the broker may say otherwise while it runs."""
+        self._is_enabled = is_enabled
         self._cleaner = cleaner
         self._lease = lease
         self._effects = effects
@@ -24,6 +27,8 @@ class FileCleanupJob(Job[Literal[True], None]):
     def is_due(self, turn: Turn) -> bool:
         """After every round, under the lease that it holds anyway; of an idle pipeline only if files wait, because
         acquiring the lease for it is a write to the metadata store."""
+        if not turn.backlog.changed_settings.get(CLEAN_UP, self._is_enabled):
+            return False
         if turn.report.topics:
             return True
         return (not turn.backlog.topics or turn.is_ingest_paused) and self._cleaner.is_due

@@ -56,6 +56,7 @@ class WatchedTable:
     snapshots: dict[int, WatchedSnapshot] = field(default_factory=dict)
     statistics: set[str] = field(default_factory=set)
     pending: deque[PendingRemoval] = field(default_factory=deque)
+    condemned_files: int = 0  # that a later pass removes, as of the last look
     leftovers: frozenset[str] = frozenset()
     leftovers_epoch: int = 0
 
