@@ -1,4 +1,4 @@
-"""The process of a drill in intervals (scheduled_drills.py): the newest backup of this node, and its report.
+"""The process of a drill in intervals (scheduled_backups.py): the newest backup of this node, and its report.
 
 A module of its own: the pipeline process, which starts it, must not import the broker.
 """
@@ -19,7 +19,7 @@ from icestream.backup.warehouse_files import WarehouseFiles
 from icestream.catalogs.object_files import open_files
 from icestream.processes.backup_drill import BackupDrill
 from icestream.processes.component_options import store_options, table_roots
-from icestream.processes.scheduled_drills import newest_backup
+from icestream.processes.scheduled_backups import newest_backup
 from icestream.readers.lazy_scanner import file_opener
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness

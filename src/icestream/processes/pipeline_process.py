@@ -78,8 +78,7 @@ from icestream.processes.copy_tasks import CopyTasks
 from icestream.processes.erased_ledger_copy import ErasedLedgerCopy
 from icestream.processes.node.certificates import report_change
 from icestream.processes.pipeline_options import compaction_options, driver_options, setup_paths, spark_options
-from icestream.processes.scheduled_backups import ScheduledBackups, broker_call
-from icestream.processes.scheduled_drills import ScheduledDrills
+from icestream.processes.scheduled_backups import ScheduledBackups, ScheduledDrills, broker_call
 from icestream.readers.lazy_scanner import file_opener
 from icestream.rpc.handshake import role_credential
 from icestream.rpc.link_keeper import LinkKeeper

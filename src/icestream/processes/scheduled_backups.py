@@ -1,34 +1,48 @@
-"""Scheduled backups: the pipeline process of a node backs it up in intervals, and deletes what retention does not keep.
+"""Backups and drills in intervals, of one node, by its pipeline process.
 
-Each backup is incremental from the newest complete one of the node. What is due is decided by the target alone
-(backup/backup_schedule.py): a restart changes nothing, and a backup that an operator made counts as well.
+    backup   incremental from the newest complete one of the node; those that retention does not keep are deleted
+    drill    of the newest complete backup of the node, in a process of its own:
+             parent   child_main.py drill, settings on its stdin, one line of JSON from its stdout: {"drill": outcome}
+             child    drill_process.py: the scratch broker, the report into the target
+
+What is due is decided by the target alone (backup/backup_schedule.py, backup/drill_report.py): a restart changes
+nothing, and what an operator made counts as well.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import os
 import tempfile
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from icestream import errors, limits
 from icestream.backup.backup_layout import new_backup_id
 from icestream.backup.backup_root import BackupRoot
 from icestream.backup.backup_run import BackupPlan, BackupRun, release_pin
 from icestream.backup.backup_schedule import KeptBackups, ScheduledBackup, due_in_ms, expired
-from icestream.backup.backup_target import open_target
+from icestream.backup.backup_target import BackupTarget, open_target
+from icestream.backup.drill_report import drill_due_in_ms
 from icestream.backup.encryption import load_key
 from icestream.backup.inventory_table import update_inventory
 from icestream.backup.node_client import Call, NodeClient
 from icestream.backup.object_upload import ObjectUpload, WriteRate
 from icestream.backup.seed_manifest import SeedOptions
 from icestream.backup.stored_backups import StoredBackups
+from icestream.backup.stored_drills import LastDrills, drill_key_id, last_drills
 from icestream.backup.warehouse_files import WarehouseFiles
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.identifier import Identifier
+from icestream.observability import metrics
 from icestream.observability.log import get_logger
+from icestream.processes.child_settings import child_command, child_line
 from icestream.processes.component_options import store_options, table_roots
 from icestream.processes.copy_tasks import CopyTasks
 from icestream.readers.lazy_scanner import file_opener
@@ -39,10 +53,56 @@ from icestream.settings import Settings
 
 _RETRY_SECONDS: Final = 60.0
 _log = get_logger("backup")
+Outcome = str
 
 
-class ScheduledBackups:
-    """Makes and deletes the scheduled backups of one node."""
+class TargetWork(ABC):
+    """Work of one node with its backup target that comes in intervals. What is due the target alone decides."""
+
+    _subject: ClassVar[str]
+
+    def __init__(self, settings: Settings, clock: Clock, randomness: Randomness, offload: Offload) -> None:
+        """`offload`: threads for reading, hashing and writing."""
+        self._settings = settings
+        self._clock = clock
+        self._randomness = randomness
+        self._offload = offload
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        while True:
+            seconds = _RETRY_SECONDS
+            try:
+                seconds = await self.run_pass() / 1_000
+            except (errors.IcestreamError, OSError) as error:
+                _log.error("scheduled work with backups failed, it is retried", work=self._subject, reason=str(error))
+            await self._clock.sleep(max(1.0, min(seconds, limits.BACKUP_SCHEDULE_LOOK_SECONDS)))
+
+    @abstractmethod
+    async def run_pass(self) -> int:
+        """Does what is due; returns the ms until the next look."""
+
+    @contextmanager
+    def _stored(self) -> Iterator[StoredBackups]:
+        """The backups of the target, opened for one pass."""
+        options = self._settings.backup
+        key = load_key(options.key, os.environ) if options.key else None
+        with tempfile.TemporaryDirectory(prefix="icestream-backup-") as spool:
+            target = open_target(
+                options.target or "", store_options(self._settings), self._clock, self._randomness, self._offload,
+                Path(spool),
+            )  # fmt: skip
+            yield StoredBackups(target, key)
+
+    @property
+    def _now_ms(self) -> int:
+        return self._clock.wall_us() // 1_000
+
+
+class ScheduledBackups(TargetWork):
+    """Makes and deletes the scheduled backups of one node, each incremental from the newest complete one."""
+
+    _subject = "backups"
 
     def __init__(
         self,
@@ -56,39 +116,16 @@ class ScheduledBackups:
         tasks: CopyTasks | None = None,
     ) -> None:
         """`call`: of the broker. `offload`: threads for reading, hashing and writing. `tasks`: copy large backups."""
-        self._settings = settings
+        super().__init__(settings, clock, randomness, offload)
         self._call = call
         self._catalog = catalog
         self._source = WarehouseFiles(file_opener(files, table_roots(settings)))
-        self._clock = clock
-        self._randomness = randomness
-        self._offload = offload
         self._tasks = tasks
-
-    async def run(self) -> None:
-        """Runs until it is cancelled."""
-        while True:
-            seconds = _RETRY_SECONDS
-            try:
-                seconds = await self.run_pass() / 1_000
-            except (errors.IcestreamError, OSError) as error:
-                _log.error("scheduled backup failed, it is retried", reason=str(error))
-            await self._clock.sleep(max(1.0, min(seconds, limits.BACKUP_SCHEDULE_LOOK_SECONDS)))
 
     async def run_pass(self) -> int:
         """Makes the backup that is due, and deletes those that are not kept; returns the ms until the next is due."""
         options = self._settings.backup
-        key = load_key(options.key, os.environ) if options.key else None
-        with tempfile.TemporaryDirectory(prefix="icestream-backup-") as spool:
-            target = open_target(
-                options.target or "",
-                store_options(self._settings),
-                self._clock,
-                self._randomness,
-                self._offload,
-                Path(spool),
-            )
-            stored = StoredBackups(target, key)
+        with self._stored() as stored:
             backups = await self._own(stored)
             wait_ms = due_in_ms(backups, options.schedule.interval_ms, self._now_ms)
             if wait_ms == 0:
@@ -98,10 +135,6 @@ class ScheduledBackups:
             for backup_id in expired(backups, kept, self._now_ms):
                 await self._delete(stored, backup_id)
             return due_in_ms(backups, options.schedule.interval_ms, self._now_ms)
-
-    @property
-    def _now_ms(self) -> int:
-        return self._clock.wall_us() // 1_000
 
     async def _own(self, stored: StoredBackups) -> list[ScheduledBackup]:
         """The backups of this node, by its log: a node of another cluster may have the same name, and so has the one
@@ -149,6 +182,97 @@ class ScheduledBackups:
         deleted = await stored.delete(backup_id)
         await update_inventory(stored.target, stored, self._now_ms)
         _log.info("backup deleted by retention", id=backup_id, objects=deleted.removed, bytes=deleted.removed_bytes)
+
+
+class ScheduledDrills(TargetWork):
+    """Makes the drills of one node, and measures when one passed.
+
+    A drill has a process of its own: the scratch broker has metrics, memory and a disk of its own, and may be killed
+    without the pipeline.
+    """
+
+    _subject = "drills"
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        randomness: Randomness,
+        offload: Offload,
+        drill: Callable[[], Awaitable[Outcome]] | None = None,
+    ) -> None:
+        """`drill`: makes one and returns its outcome; None: in a process of its own."""
+        super().__init__(settings, clock, randomness, offload)
+        self._drill = drill or self._drill_in_child
+        self._failed_ms: int | None = None  # when the last drill could not run
+
+    async def run_pass(self) -> int:
+        """Makes the drill that is due; returns the ms until the next look."""
+        interval_ms = self._settings.backup.drill.interval_ms
+        with self._stored() as stored:
+            wait_ms = await self._look(stored.target)
+            if not interval_ms:
+                return int(limits.BACKUP_SCHEDULE_LOOK_SECONDS * 1_000)
+            if wait_ms == 0 and await newest_backup(stored, self._settings.node.name) is not None:
+                await self._make()
+                wait_ms = await self._look(stored.target)
+        return max(wait_ms, 1_000)
+
+    async def _look(self, target: BackupTarget) -> int:
+        """Sets the metric; returns the ms until the next drill is due."""
+        key_id = await self._offload.run(lambda: drill_key_id(self._settings.data_dir))
+        last = await last_drills(target, self._settings.node.name, key_id) if key_id else LastDrills()
+        metrics.BACKUP_DRILL_TIME.set((last.passed_ms or 0) / 1_000)
+        interval_ms = self._settings.backup.drill.interval_ms
+        wait_ms = drill_due_in_ms(last.started_ms, interval_ms, self._now_ms)
+        if self._failed_ms is not None:
+            retry_ms = self._failed_ms + min(interval_ms // 10, limits.BACKUP_DRILL_RETRY_MS_MAX)
+            wait_ms = max(wait_ms, min(max(0, retry_ms - self._now_ms), interval_ms))
+        return wait_ms
+
+    async def _make(self) -> None:
+        try:
+            outcome = await self._drill()
+        except (errors.IcestreamError, OSError) as error:
+            self._failed_ms = self._now_ms
+            metrics.BACKUP_DRILLS.labels("error").inc()
+            _log.error("a drill could not run, it is tried again", reason=str(error))
+            return
+        self._failed_ms = None
+        metrics.BACKUP_DRILLS.labels(outcome).inc()
+        if outcome != "passed":
+            _log.error("the drill failed: a backup cannot be restored as it is", hint="`icestream backup drills`")
+
+    async def _drill_in_child(self) -> Outcome:
+        """Raises EngineFailed if the process ended without a report."""
+        process = await asyncio.create_subprocess_exec(
+            *child_command("drill"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            output, _ = await process.communicate(child_line(self._settings))
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        for line in output.splitlines():
+            with contextlib.suppress(ValueError):
+                document = json.loads(line)
+                if isinstance(document, dict) and isinstance(document.get("drill"), str):
+                    return str(document["drill"])
+        raise errors.EngineFailed(
+            f"the process of a drill ended with code {process.returncode} and without a report",
+            hint="its reason is in the log before",
+        )
+
+
+async def newest_backup(stored: StoredBackups, node: str) -> str | None:
+    """The newest complete backup that a node has made; None without one."""
+    newest = None
+    for backup in await stored.backups():
+        if backup.root is not None and (await stored.begin(backup.id)).node == node:
+            newest = backup.id
+    return newest
 
 
 def broker_call(call: Callable[..., object]) -> Call:

@@ -25,7 +25,7 @@ from icestream.backup.stored_drills import last_drills, open_drill_key, put_repo
 from icestream.broker.records import CursorRecord, cursor_key, decode, encode
 from icestream.processes import backup_drill
 from icestream.processes.backup_drill import BackupDrill
-from icestream.processes.scheduled_drills import ScheduledDrills
+from icestream.processes.scheduled_backups import ScheduledDrills
 from icestream.processes.scratch_broker import ScratchBroker
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
