@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import uuid
 from pathlib import Path
@@ -93,6 +94,9 @@ def main(words: list[str]) -> None:
         if sum(len(result.replaced) for result in decoded) != len(inputs):
             raise RuntimeError("not all files fitted their groups")
         found[-1]["memory"] = max(result.memory_bytes for result in decoded)
+        shutil.rmtree(
+            folder / f"out-{number}"
+        )  # pages of new files are dear in a virtual machine, unless some are free
     writer.close()
     print(json.dumps(found[1:]))  # the first one warms
 

@@ -37,6 +37,7 @@ def main(words: list[str]) -> None:
         after = spark.sql(f"SELECT count(*) FROM {table}.files").collect()[0][0]
         if after >= count or spark.table(table).count() != each:
             raise RuntimeError(f"{after} files and {spark.table(table).count()} rows after the rewrite")
+        spark.sql(f"DROP TABLE {table} PURGE")
     spark.stop()
     print(json.dumps(found[1:]))
 
