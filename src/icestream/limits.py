@@ -602,8 +602,8 @@ CATALOG_PATH_PART_MAX: Final = 100
 # How long a deleted topic can come back. The records of one are small: names, cursors.
 UNDELETE_GRACE_MS_DEFAULT: Final = 7 * 24 * 3_600_000
 UNDELETE_GRACE_MS_MAX: Final = 365 * 24 * 3_600_000
-# Files that a restore copies at the same time; each is in memory once.
-RESTORE_FILES_AT_ONCE: Final = 4
+# Files that a restore copies at the same time, those included that wait for the disk's sync or for a bucket.
+RESTORE_FILES_AT_ONCE: Final = 8
 # Definitions of schemas in one call: below LOCAL_CALL_BYTES_MAX.
 RESTORE_DEFINITIONS_AT_ONCE: Final = 32
 # Names and windows of producers in one call of a restore, 64 batches in each window: below LOCAL_CALL_BYTES_MAX.

@@ -153,17 +153,24 @@ class StoredBackups:
         return decrypt(reference.path, chunks, self.key, role)
 
     def checked_chunks(self, row: ObjectRow, source: Callable[[str], Iterator[bytes]]) -> Iterator[bytes]:
-        """The plain bytes of a row of the list, for a thread; compared with its digest at their end. `source`: reads
-        files of the warehouse, which a reference backup names. Raises BackupDamaged."""
+        """The plain bytes of a row of the list, for a thread; compared with its digest before the last of them.
+
+        `source`: reads files of the warehouse, which a reference backup names. Raises BackupDamaged."""
         digest, size = hashlib.sha256(), 0
+        # A changed object is never written to its end: a file of a restore that has its size has its bytes.
+        pending: bytes | None = None
         for chunk in source(row.path) if row.is_original else self.plain_chunks(row.reference, row.role):
+            if pending is not None:
+                yield pending
             digest.update(chunk)
             size += len(chunk)
-            yield chunk
+            pending = chunk
         if size != row.content_size:
             raise errors.BackupDamaged(f"object {row.path} of the backup has {size} bytes, not {row.content_size}")
         if row.content_sha256 and digest.hexdigest() != row.content_sha256:
             raise errors.BackupDamaged(f"object {row.path} of the backup was changed: its SHA-256 differs")
+        if pending is not None:
+            yield pending
 
     async def metadata(self, root: BackupRoot) -> StateMachine:
         """The metadata store of a backup. Raises BackupDamaged."""

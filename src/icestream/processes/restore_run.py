@@ -6,11 +6,10 @@ topic id until the restore of a topic is completed.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import io
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
@@ -23,6 +22,7 @@ from icestream import errors, limits
 from icestream.backup import restored_table
 from icestream.backup.backup_root import BackupRoot, ShardCut, TopicCut
 from icestream.backup.erased_ledger import ErasedLedger, erased_of, extended, stored_ledgers
+from icestream.backup.file_copy import run_bounded
 from icestream.backup.object_list import ObjectRow
 from icestream.backup.restored_table import BaseSnapshot, RestoredFile
 from icestream.backup.stored_backups import StoredBackups
@@ -165,6 +165,12 @@ class TableWriter(Protocol):
 
     async def write(self, location: str, pieces: Sequence[bytes]) -> None:
         """Writes a file durably."""
+
+    async def names(self, folder: str) -> set[str]:
+        """Returns the names of the files in a folder; none if it does not exist."""
+
+    async def make_durable(self, location: str) -> None:
+        """Syncs the disk of a file that another run wrote."""
 
     async def copy(self, location: str, pieces: Callable[[], Iterator[bytes]]) -> None:
         """As `write`, of pieces that are read in a thread while the file is written: it need not fit into memory."""
@@ -380,6 +386,7 @@ class RestoreRun:
     ) -> None:
         """Copies the files of the pinned snapshot, and makes its manifests."""
         assert cut.table is not None
+        folder = f"{table.location}/data"
         document = orjson.loads(await self._stored.content(cut.table.metadata, "table-metadata"))
         snapshot = next(entry for entry in document["snapshots"] if entry["snapshot-id"] == cut.table.snapshot_id)
 
@@ -392,9 +399,10 @@ class RestoreRun:
         def new_path(path: str) -> str:
             # A file of a reference backup was not read when it was backed up: its name stands for its bytes.
             name = row_of(path).content_sha256 or hashlib.sha256(path.encode()).hexdigest()
-            return f"{table.location}/data/{name}{_suffix(path)}"
+            return f"{folder}/{name}{_suffix(path)}"
 
         list_data = await self._content(row_of(snapshot["manifest-list"]))
+        present = await self._writer.names(folder)
         sources = []
         for manifest in decode_manifest_list(snapshot["manifest-list"], list_data):
             data = await self._content(row_of(manifest.path))
@@ -405,7 +413,10 @@ class RestoreRun:
             await self._write_without_erased(name, table, sources, row_of, copied)
         for manifest, data in sources:
             entries = [entry for entry in live_entries(manifest.path, data) if entry.file_path not in copied.rewritten]
-            await self._copy_entries(entries, row_of, new_path, copied)
+            await self._copy_entries(entries, row_of, new_path, copied, present)
+        if present:
+            # A run that was killed may have ended before the sync of a file that is complete otherwise.
+            await self._writer.make_durable(f"{folder}/{min(present)}")
         copied.removals = restored_table.removals_of(document, cut.table.snapshot_id, cut.id)
         manifests, files = restored_table.restored_manifests(table, sources, new_path, copied.sizes, copied.rewritten)
         copied.manifests += manifests
@@ -417,14 +428,23 @@ class RestoreRun:
         row_of: Callable[[str], ObjectRow],
         new_path: Callable[[str], str],
         copied: _RestoredFiles,
+        present: Collection[str],
     ) -> None:
-        for start in range(0, len(entries), limits.RESTORE_FILES_AT_ONCE):
-            part = entries[start : start + limits.RESTORE_FILES_AT_ONCE]
+        """Copies files of the backup, several at once. `present`: the names of files that are there, whole or not."""
+
+        async def copy(entry: ManifestEntry) -> None:
             self._on_effect(RestoreEffect.COPY)
-            await asyncio.gather(*(self._copy_file(entry, row_of(entry.file_path), new_path, copied) for entry in part))
+            await self._copy_file(entry, row_of(entry.file_path), new_path, copied, present)
+
+        await run_bounded((partial(copy, entry) for entry in entries), limits.RESTORE_FILES_AT_ONCE)
 
     async def _copy_file(
-        self, entry: ManifestEntry, row: ObjectRow, new_path: Callable[[str], str], copied: _RestoredFiles
+        self,
+        entry: ManifestEntry,
+        row: ObjectRow,
+        new_path: Callable[[str], str],
+        copied: _RestoredFiles,
+        present: Collection[str],
     ) -> None:
         location = new_path(entry.file_path)
         if entry.content == DATA_CONTENT:
@@ -438,12 +458,15 @@ class RestoreRun:
             copied.sizes[entry.file_path] = len(rewritten)
             await self._put(location, [rewritten], len(rewritten))
             return
-        if await self._writer.size(location) == row.content_size:
-            return
-        await self._writer.copy(location, lambda: self._chunks(row))
+        if location in copied.locations:
+            return  # two files of the table with the same bytes
+        copied.locations.add(location)
+        is_present = location.rpartition("/")[2] in present
+        if not is_present or await self._writer.size(location) != row.content_size:
+            await self._writer.copy(location, lambda: self._chunks(row))
 
     def _chunks(self, row: ObjectRow) -> Iterator[bytes]:
-        """The plain bytes of an object, compared with its digest at their end. Raises BackupDamaged."""
+        """The plain bytes of an object, compared with its digest before the last of them. Raises BackupDamaged."""
         for chunk in self._stored.checked_chunks(row, self._source):
             self._on_bytes(len(chunk))
             yield chunk
@@ -621,6 +644,7 @@ class _RestoredFiles:
         self.written: list[WrittenFile] = []
         self.sizes: dict[str, int] = {}
         self.removals: Removals = ()
+        self.locations: set[str] = set()
         self.messages = self.files = self.bytes = 0
         self.erased = NOTHING_ERASED
         self.rewritten: set[str] = set()  # files of the backup that were written anew without erased messages

@@ -149,7 +149,6 @@ class RestoredTables:
         return await self._files.size(location)
 
     async def copy(self, location: str, pieces: Callable[[], Iterable[bytes]]) -> None:
-        await self._files.make_folder(location.rsplit("/", 1)[0])
         await self._files.create_large(location, pieces)
 
     async def write(self, location: str, pieces: Sequence[bytes]) -> None:
@@ -157,6 +156,12 @@ class RestoredTables:
             await self._files.remove(location)
         await self._files.make_folder(location.rsplit("/", 1)[0])
         await self._files.create(location, pieces)
+
+    async def names(self, folder: str) -> set[str]:
+        return {name for name, _ in await self._files.names(folder)}
+
+    async def make_durable(self, location: str) -> None:
+        await self._files.make_durable([location])
 
 
 def _settle(store: FileStore) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.backup.encryption import BackupKey
 from icestream.broker import records
 from icestream.catalog.catalog_keys import retention_key
@@ -17,10 +19,11 @@ from icestream.model.topic_name import TopicName
 from icestream.pipeline.retention.commit_times import CommitPoint, RetentionIndex
 from icestream.processes.restore_run import RestoreEffect, RestorePlan
 from icestream.runtime.clock import SystemClock
-from tests.support.backup_world import ORDERS, BackupWorld, Crash, backup_world
+from tests.support.backup_world import ORDERS, BackupWorld, Crash, LocalSource, backup_world
 from tests.support.broker_machine import quiet, subscribe
 from tests.support.lakehouse import duckdb_with_iceberg
 from tests.support.restore_world import BESIDE, RestoreWorld
+from tests.support.topic_lake import row
 
 pytestmark = pytest.mark.asyncio
 TOPIC_EFFECTS = [effect for effect in RestoreEffect if effect not in (RestoreEffect.ACCOUNTS, RestoreEffect.SESSIONS)]
@@ -182,6 +185,45 @@ async def test_a_flipped_bit_ends_the_restore_before_a_topic_is_made(tmp_path: P
         with pytest.raises(errors.BackupDamaged, match="SHA-256 differs"):
             await RestoreWorld(world).restore(root)
         assert world.node.broker.topics.find(BESIDE) is None
+
+
+async def test_a_changed_object_is_never_read_to_its_end(tmp_path: Path) -> None:
+    """A restored file that was killed while it was written has the size of its object only if it has its bytes."""
+    async with backup_world(tmp_path) as world:
+        await world.create_topic()
+        await world.bind()
+        await world.publish(1)
+        payload = random.Random(1).randbytes(3 * limits.BACKUP_CHUNK_BYTES)
+        await world.commit(1, payload=payload)
+        root = await world.back_up()
+        stored = world.stored()
+        (row,) = [row for row in await stored.rows_of(root.id) if row.role == "data"]
+        whole = [len(chunk) for chunk in stored.checked_chunks(row, LocalSource().chunks)]
+        assert sum(whole) == row.size > 3 * limits.BACKUP_CHUNK_BYTES
+        path = tmp_path / "backups" / row.path
+        data = bytearray(path.read_bytes())
+        data[0] ^= 1
+        path.write_bytes(data)
+        sizes: list[int] = []
+        with pytest.raises(errors.BackupDamaged, match="SHA-256"):
+            sizes += (len(chunk) for chunk in stored.checked_chunks(row, LocalSource().chunks))
+        assert sizes == whole[:-1]
+
+
+async def test_files_with_the_same_bytes_are_restored_as_one(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world, committed=0)
+        assert world.lake is not None
+        entry = await world.lake.write([row(0)])
+        twin = copy.deepcopy(entry)
+        path = Path(entry["data_file"]["file_path"].removeprefix("file:"))
+        twin["data_file"]["file_path"] = f"file:{path.with_name('twin.parquet')}"
+        path.with_name("twin.parquet").hardlink_to(path)
+        await world.lake.round((0, 0, 1), entries=[entry, twin])
+        root = await world.back_up()
+        restored = await RestoreWorld(world).restore(root)
+        assert restored.files >= 2
+        assert [payload for _, payload in await RestoreWorld(world).rows()][:2] == [b"m0", b"m0"]
 
 
 @pytest.mark.parametrize("effect", TOPIC_EFFECTS, ids=str)
