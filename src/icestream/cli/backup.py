@@ -330,7 +330,9 @@ def restore(
             print_note(f"shard {shard.shard} of {shard.topic} is incomplete in the backup: {shard.reason}")
         return await _restore(target, settings, stored, root, plan, is_confirmed=yes)
 
-    with tempfile.TemporaryDirectory(prefix="icestream-archive-", dir=own.data_dir if cut else None) as spool:
+    # Beside the data of the broker, where there is room; a broker that is named with --broker may have them elsewhere.
+    spool_folder = own.data_dir if cut and own.data_dir.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="icestream-archive-", dir=spool_folder) as spool:
         restored, parts = with_target(settings, location, key_source, run)
     answer = Output(output)
     if answer.is_text:
