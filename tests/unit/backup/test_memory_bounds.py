@@ -31,7 +31,7 @@ from tests.support.topic_lake import row
 pytestmark = pytest.mark.asyncio
 FILES, SMALL_FILES, FILE_BYTES = 10, 30, 6 * limits.MIB
 # A chunk of each file that is copied at once: read, and perhaps kept back to be encrypted as a whole frame.
-BOUND = 3 * limits.BACKUP_READS_AT_ONCE * limits.BACKUP_CHUNK_BYTES
+BOUND = 3 * max(limits.BACKUP_UPLOADS_AT_ONCE, limits.RESTORE_FILES_AT_ONCE) * limits.BACKUP_CHUNK_BYTES
 
 
 class BytesUnderWay:
