@@ -19,6 +19,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 
 from icestream.catalog.catalog_holds import holds_prefix
+from icestream.cli.backup_stores import warehouse_source
 from icestream.iceberg.identifier import Identifier
 from icestream.model.shard import ShardKey
 from icestream.processes.backup_drill import BackupDrill
@@ -27,7 +28,7 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.tasks import InlineOffload
 from icestream.settings import Settings
 from tests.support import postgres as postgresql
-from tests.support.backup_world import ORDERS, LocalSource
+from tests.support.backup_world import ORDERS
 from tests.support.catalog_servers import CATALOG, glue_flags, new_name, own_catalog, settings_of, sql_flags
 from tests.support.foreign_backup_world import ForeignRestoreWorld, foreign_backup_world
 from tests.support.glue_server import REGION
@@ -92,8 +93,10 @@ async def test_topics_of_another_catalog_are_backed_up_and_restored(
             is_held = backup == "reference"
             assert (tag in loaded.metadata["refs"]) is is_held
             assert bool(await world.node.store.list_all(holds_prefix(loaded.uuid or ""))) is is_held
+            # As the command reads the files that a backup names: those of the warehouse of another catalog too.
+            source = warehouse_source(settings)
             drill = BackupDrill(
-                world.stored(), LocalSource().chunks, SystemClock(), InlineOffload(), node="n", directory=tmp_path / "d"
+                world.stored(), source, SystemClock(), InlineOffload(), node="n", directory=tmp_path / "d"
             )
             report = await drill.run(root.id)
             assert (report.findings, report.outcome, report.messages) == ([], "passed", 10)

@@ -107,8 +107,8 @@ def warehouse_source(settings: Settings) -> Callable[[str], Iterator[bytes]]:
 def warehouse_files(settings: Settings, *, is_bounded: bool = False) -> WarehouseFiles:
     from icestream.backup.warehouse_files import WarehouseFiles
     from icestream.catalogs.object_files import open_files
-    from icestream.processes.component_options import store_options, table_roots
+    from icestream.processes.component_options import backed_up_roots, store_options, table_roots
     from icestream.readers.lazy_scanner import file_opener
 
-    roots = table_roots(settings)
+    roots = backed_up_roots(settings) if is_bounded else table_roots(settings)
     return WarehouseFiles(file_opener(open_files(store_options(settings)), roots), roots if is_bounded else None)

@@ -130,6 +130,12 @@ def table_roots(settings: Settings) -> Sequence[str]:
     return (settings.storage.iceberg_config.warehouse, *settings.lake.table_roots)
 
 
+def backed_up_roots(settings: Settings) -> Sequence[str]:
+    """The locations out of which files are read that a backup names (hazard 109): with another catalog too, whose
+    tables are in its warehouse unless `lake.table_roots` says more."""
+    return (settings.storage.iceberg_config.warehouse, *settings.lake.table_roots)
+
+
 def has_local_tables(settings: Settings) -> bool:
     """Whether all tables are in directories of this machine."""
     roots = table_roots(settings)

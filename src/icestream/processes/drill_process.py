@@ -18,7 +18,7 @@ from icestream.backup.stored_drills import open_drill_key, put_report
 from icestream.backup.warehouse_files import WarehouseFiles
 from icestream.catalogs.object_files import open_files
 from icestream.processes.backup_drill import BackupDrill
-from icestream.processes.component_options import store_options, table_roots
+from icestream.processes.component_options import backed_up_roots, store_options
 from icestream.processes.scheduled_backups import newest_backup
 from icestream.readers.lazy_scanner import file_opener
 from icestream.runtime.clock import SystemClock
@@ -40,7 +40,7 @@ async def run_drill(settings: Settings) -> DrillReport:
             backup_id = await newest_backup(stored, settings.node.name)
             if backup_id is None:
                 raise errors.UnknownBackup(f"the target has no backup of node {settings.node.name}")
-            roots = table_roots(settings)  # whatever the target was made to say
+            roots = backed_up_roots(settings)  # whatever the target was made to say
             source = WarehouseFiles(file_opener(open_files(store_options(settings)), roots), roots).chunks
             drill = BackupDrill(
                 stored, source, clock, offload, node=settings.node.name, directory=options.drill.directory

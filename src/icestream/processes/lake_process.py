@@ -47,6 +47,7 @@ from icestream.metadata.store import MetadataStore
 from icestream.observability.log import get_logger
 from icestream.observability.spans import set_up_spans
 from icestream.processes.component_options import (
+    backed_up_roots,
     fixed_namespace,
     has_local_tables,
     object_warehouse,
@@ -261,7 +262,7 @@ def _served_backups(
     def open_once() -> BackupTarget:
         return open_target(location, store_options(settings), clock, randomness, threads, spool)
 
-    roots = table_roots(settings)  # whatever the target was made to say
+    roots = backed_up_roots(settings)  # whatever the target was made to say
     source = WarehouseFiles(file_opener(files, roots), roots).chunks
     return _ServedBackups(ViewedBackups(open_once), TargetReports(open_once, source, threads, settings.data_dir))
 
