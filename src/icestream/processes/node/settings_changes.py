@@ -28,8 +28,8 @@ WAL: Final = frozenset(
 MQTT: Final = frozenset({"mqtt.replay"})
 APPLIED: Final = LOG_MESSAGES | BROKER | WAL | MQTT
 # Nothing to do in this process: a backup reads its settings when it begins (backup_options), and the pipeline asks for
-# changed `writer_` settings itself.
-NOT_APPLIED: Final = ("backup.iceberg.", f"{_ICEBERG}.writer_")
+# changed `writer_` settings and `clean_up` itself.
+NOT_APPLIED: Final = ("backup.iceberg.", f"{_ICEBERG}.writer_", "pipeline.clean_up")
 _log = get_logger("config")
 
 
