@@ -830,6 +830,8 @@ TASK_KEYS_AT_ONCE: Final = 16
 # Of AWS: a longer policy of a session is refused.
 SESSION_POLICY_CHARACTERS_MAX: Final = 2_048
 STS_ANSWER_BYTES_MAX: Final = 64 * KIB
+# Answers about the lock of an object have a few hundred bytes.
+OBJECT_LOCK_ANSWER_BYTES_MAX: Final = 64 * KIB
 # A request that a client lets the catalog sign: S3 bounds keys at 1 KiB, each byte of which may be escaped.
 SIGNED_URI_BYTES_MAX: Final = 8 * KIB
 SIGNED_HEADERS_MAX: Final = 100
@@ -1556,6 +1558,13 @@ BACKUP_SCHEDULE_LOOK_SECONDS: Final = 3_600.0
 # A deletion takes a listing of the target and a request for each object; a run waits for it before it ends.
 BACKUP_DELETION_LOOKS: Final = 60
 BACKUP_DELETION_LOOK_SECONDS: Final = 1.0
+# The lock of a backup: of S3 a hundred years, and a month unless something else is asked for, because nothing takes a
+# lock back. Requests are small, so more of them are under way than uploads. A quick verification looks at so many
+# objects, whatever the size of the backup.
+BACKUP_LOCK_DAYS_DEFAULT: Final = 30
+BACKUP_LOCK_DAYS_MAX: Final = 36_500
+BACKUP_LOCKS_AT_ONCE: Final = 16
+BACKUP_LOCK_SAMPLE: Final = 100
 # A drill that could not run is tried again after a tenth of its interval, at most this.
 BACKUP_DRILL_RETRY_MS_MAX: Final = 3_600_000
 # Objects that one request of the API looks at, each with a request to the store.

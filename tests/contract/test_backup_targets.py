@@ -132,8 +132,8 @@ async def test_a_backup_is_made_verified_and_deleted(target: BackupTarget, tmp_p
         assert first.manifests.written == 2, "of the cut, and of the table"
         for root in (first, second):
             assert await world.verify(root.id) == []
-        await world.stored().delete(first.id)
+        await world.stored().delete(first.id, now_ms=0)
         assert await world.verify(second.id) == []
         await update_inventory(target, world.stored(), 1)
-        await world.stored().delete(second.id)
+        await world.stored().delete(second.id, now_ms=0)
     assert not await target.names("objects/")

@@ -110,7 +110,7 @@ async def test_a_deleted_backup_is_gone_although_it_was_read_before(world: Backu
     path = f"/backup:{root.id}{TABLE}"
     tag = (await client.sent("GET", path)).headers["etag"]
     assert (await client.sent("GET", path, if_none_match=tag)).status == 304
-    await world.stored().delete(root.id)
+    await world.stored().delete(root.id, now_ms=0)
     assert (await client.refused("GET", path))[:2] == (404, "NoSuchWarehouseException")
     assert (await client.sent("GET", path, if_none_match=tag)).status == 404
 

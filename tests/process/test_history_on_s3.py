@@ -85,16 +85,19 @@ def test_published_messages_are_read_back_from_s3(
         report = run.api(f"lake/verify?topic={TOPIC}&deep=true")
         assert (report["is_good"], report["findings"], report["files"] >= 1) == (True, [], True)
         if kind == "embedded":
-            check_restore(run, tmp_path, [part for flag in s3_flags(seaweed_server) for part in ("--set", flag)])
+            place = f"{request.getfixturevalue('locked_bucket')}/{new_name('backups')}"
+            check_restore(run, tmp_path, place, [part for flag in s3_flags(seaweed_server) for part in ("--set", flag)])
 
 
-def check_restore(run: PipelineRun, folder: Path, store: list[str]) -> None:
-    """Tables of a bucket go through an encrypted backup in the same bucket, and come back into the bucket. `store`: a
+def check_restore(run: PipelineRun, folder: Path, location: str, store: list[str]) -> None:
+    """Tables of a bucket go through an encrypted backup that is locked, and come back into the bucket. `store`: a
     broker reports no keys."""
     secret_file(folder / "key", f"{bytes(range(32)).hex()}\n")
-    place = ("--to", f"s3://{BUCKET}/{new_name('backups')}", "--key", f"file:{folder / 'key'}", *store)
-    backup = run.icestream("backup", "create", "--topics", TOPIC, *place)
-    assert backup["state"] == "complete"
+    place = ("--to", location, "--key", f"file:{folder / 'key'}", *store)
+    lock = ("--set", "backup.object_lock.mode=governance", "--set", "backup.object_lock.days=2")
+    backup = run.icestream("backup", "create", "--topics", TOPIC, *place, *lock)
+    assert (backup["state"], backup["lock"]["mode"]) == ("complete", "governance")
+    assert backup["lock"]["until_ms"] - backup["cut_ms"] >= 2 * 86_400_000
     chosen = ("--topics", TOPIC, "--as", "/default/again")
     (restored,) = run.icestream("backup", "restore", backup["id"], *chosen, *place)["topics"]
     assert (restored["messages"], restored["problem"]) == (COUNT, "")

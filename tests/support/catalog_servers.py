@@ -59,6 +59,13 @@ def seaweed_server() -> Iterator[Seaweed]:
 
 
 @pytest.fixture(scope="session")
+def locked_bucket(seaweed_server: Seaweed) -> str:
+    """The location of a bucket with object lock."""
+    seaweedfs.create_locked_bucket(seaweed_server)
+    return f"s3://{seaweedfs.LOCKED_BUCKET}"
+
+
+@pytest.fixture(scope="session")
 def azure_endpoint() -> Iterator[str]:
     if reason := azurite.missing():
         pytest.skip(reason)

@@ -3,6 +3,7 @@ without a container."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -17,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
+from icestream.catalogs.aws_signature import AwsKeys, AwsRequest, SigningScope, sign
 from tests.support.free_ports import free_ports
 
 KEY, SECRET = "icestream", "not-a-secret-0123456789"
-TABLE_BUCKET, BUCKET = "lake", "objects"
+TABLE_BUCKET, BUCKET, LOCKED_BUCKET = "lake", "objects", "locked"
 TABLE_ROLE = "arn:aws:iam::000000000000:role/tables"  # may do everything; a session policy narrows it
 WAIT_SECONDS = 60.0
 _EVERYTHING = {"Effect": "Allow", "Action": ["s3:*"], "Resource": ["arn:aws:s3:::*", "arn:aws:s3:::*/*"]}
@@ -82,6 +84,15 @@ def seaweed(folder: Path) -> Iterator[Seaweed]:
         process.kill()
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def create_locked_bucket(server: Seaweed) -> None:
+    """Creates LOCKED_BUCKET, which has object lock: S3 gives it to a bucket when it is created."""
+    url, digest = f"{server.endpoint}/{LOCKED_BUCKET}", hashlib.sha256(b"").hexdigest()
+    headers = {"x-amz-bucket-object-lock-enabled": "true"}
+    request = AwsRequest("PUT", url, headers, digest)
+    headers |= sign(request, AwsKeys(KEY, SECRET), SigningScope("us-east-1", "s3"), time.time_ns() // 1_000)
+    urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers), timeout=30).close()
 
 
 def _wait(process: subprocess.Popen[bytes], server: Seaweed, log: Path) -> None:

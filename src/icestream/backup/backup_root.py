@@ -12,6 +12,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from icestream import errors
+from icestream.catalogs.object_lock import LockMode
 
 FORMAT_VERSION: Final = 1
 # Why a topic was left out whose record came between the cut of the log and the freeze of the metadata store.
@@ -127,6 +128,13 @@ class EncryptionNote(msgspec.Struct, frozen=True):
     algorithm: str
 
 
+class LockNote(msgspec.Struct, frozen=True):
+    """The store keeps every object of the backup until then (ADR 107)."""
+
+    mode: LockMode
+    until_ms: int
+
+
 class BackupBegin(msgspec.Struct, frozen=True):
     """BackupBegin: written before anything else of the backup."""
 
@@ -173,6 +181,7 @@ class BackupRoot(msgspec.Struct, frozen=True):
     encryption: EncryptionNote | None
     frozen_ms: int = 0  # the first millisecond behind the snapshot of the metadata store; 0: not recorded
     log_id: str = ""  # of the log that the ids of topics belong to (ADR 115)
+    lock: LockNote | None = None
 
 
 Document = TypeVar("Document", BackupBegin, BackupRoot)

@@ -3,7 +3,7 @@
     begin       begin.json: the id is taken, deletion leaves its objects alone
     cut         hold log, pin tables, fix the ends, tails, metadata: recorded in progress-00000000.json
     copy        files of the pinned tables in batches; each batch with its manifest and its progress
-    finish      views, object list, root, inventory; then pins and holds are given back
+    finish      views, object list, locks, root, inventory; then pins and holds are given back
 
 A run that ends after the cut was recorded can be resumed: what it reads is pinned. One that ends before cannot: its
 tails may be recycled; its id is never used again (hazard 92).
@@ -28,6 +28,7 @@ import orjson
 from icestream import errors, limits
 from icestream.backup import backup_layout as layout
 from icestream.backup import seed_manifest, table_view
+from icestream.backup.backup_lock import LockOptions, check_lockable, lock_objects, locked_names, put_locked
 from icestream.backup.backup_root import (
     CREATED_DURING_BACKUP,
     FORMAT_VERSION,
@@ -38,6 +39,7 @@ from icestream.backup.backup_root import (
     Kind,
     LeftOutTopic,
     ListRef,
+    LockNote,
     MissingManifest,
     NodeCut,
     ObjectRef,
@@ -64,6 +66,7 @@ from icestream.catalog.catalog_holds import BACKUP_TAG
 from icestream.catalog.operations.file_rules import refused_file
 from icestream.catalog.operations.table_places import is_in_one_of, is_own, own_places
 from icestream.catalog.topic_rules.snapshot_progress import snapshot_progress
+from icestream.catalogs.object_lock import ObjectLocks, ObjectRetention
 from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableCatalog, TableChange
 from icestream.iceberg import relocation
 from icestream.iceberg.conversions import integer_from_bytes
@@ -108,6 +111,7 @@ class BackupEffect(StrEnum):
     MANIFEST = "manifest"
     VIEW = "view"
     LIST = "list"
+    LOCK = "lock"
     ROOT = "root"
     INVENTORY = "inventory"
     RELEASE = "release"
@@ -129,6 +133,7 @@ class BackupPlan(msgspec.Struct, frozen=True):
     parent: str | None = None
     instance: str = ""
     version: str = ""
+    lock: LockOptions | None = None
 
 
 class CutRecord(msgspec.Struct, frozen=True):
@@ -235,6 +240,7 @@ class BackupRun:
         self._copied = _CopyProgress()
         self._batch: list[ObjectRow] = []
         self._cut: CutRecord | None = None
+        self._locks: ObjectLocks | None = None
         self._places: dict[int, list[str]] | None = None  # of the tables of the cut, by topic id, once they are needed
 
     @property
@@ -247,6 +253,7 @@ class BackupRun:
         """Makes the backup; returns its root. After an error before the cut was recorded nothing is held any more."""
         if self._seed.enable:
             seed_manifest.check_options(self._seed)
+        await self._check_lock()
         parent = await self._stored.rows_of(self._plan.parent) if self._plan.parent else []
         try:
             self._cut = await self._make_cut()
@@ -281,7 +288,13 @@ class BackupRun:
         self._upload.reused |= {row.path for row in self._copied.rows if layout.digest_of_object(row.path) is not None}
         if root is not None:  # the run ended behind it: the pins are still there
             return await self._finish(root)
+        await self._check_lock()
         return await self._complete(await self._rows_of_parent())
+
+    async def _check_lock(self) -> None:
+        """Raises ConfigurationError if the backup is to be locked, and its target cannot do that."""
+        if self._plan.lock is not None:
+            self._locks = await check_lockable(self._target, self._plan.kind)
 
     async def _rows_of_parent(self) -> list[ObjectRow]:
         """The rows of the parent; none if it was deleted meanwhile."""
@@ -883,6 +896,7 @@ class BackupRun:
         data = encode_list(rows)
         self._on_effect(BackupEffect.LIST)
         reference = await self._stored.put_list(self._plan.id, data)
+        lock = await self._lock(rows, reference.path)
         root = BackupRoot(
             FORMAT_VERSION, self._plan.id, self._plan.kind, self._plan.parent, cut.cluster, self._plan.instance,
             self._plan.version, cut.begun_ms, cut.cut_ms, self._now_ms, cut.begin_revision, cut.revision,
@@ -892,11 +906,24 @@ class BackupRun:
             digest_of_objects((row.path, row.sha256, row.size) for row in rows),
             SeedManifests(self._copied.written, self._copied.missing),
             EncryptionNote(self._upload.key.id, ALGORITHM) if self._upload.key is not None else None,
-            cut.frozen_ms, cut.nodes[0].log_id,
+            cut.frozen_ms, cut.nodes[0].log_id, lock,
         )  # fmt: skip
         self._on_effect(BackupEffect.ROOT)
-        await self._upload.put_document(layout.root_name(self._plan.id), encode_document(root))
+        name, data = layout.root_name(self._plan.id), encode_document(root)
+        if lock is None or self._locks is None:
+            await self._upload.put_document(name, data)
+        else:
+            await put_locked(self._target, self._locks, name, data, ObjectRetention(lock.mode, lock.until_ms))
         return root
+
+    async def _lock(self, rows: Iterable[ObjectRow], list_name: str) -> LockNote | None:
+        """Locks every object of the backup but its root, those of earlier backups too: no root without its locks."""
+        if self._plan.lock is None or self._locks is None:
+            return None
+        self._on_effect(BackupEffect.LOCK)
+        retention = self._plan.lock.retention(self._now_ms)
+        await lock_objects(self._locks, locked_names(self._plan.id, rows, list_name), retention)
+        return LockNote(retention.mode, retention.until_ms)
 
     async def _check_reused(self) -> None:
         """Takes the root back and raises Refused if a deletion removed what this run found in the target."""

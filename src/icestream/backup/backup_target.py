@@ -11,6 +11,7 @@
     remove      removes an object if it exists
     sweep_spool removes temporary files of processes that were killed: not written to since this time, in epoch ms
     location    the absolute location of a name, as Iceberg metadata has it
+    locks       the object lock of the store; None for one that has none, whatever its bucket says
 
 A name that leads out of the target raises BackupDamaged. What the others have written is durable when they return.
 `spool` is the directory for temporary files: of a directory target its own `.partial`, so that adopting is a link and
@@ -32,7 +33,9 @@ from icestream import errors, limits
 from icestream.backup.backup_layout import check_name
 from icestream.catalogs.bucket import Bucket, open_bucket
 from icestream.catalogs.object_files import parse_object_location
+from icestream.catalogs.object_lock import ObjectLocks
 from icestream.catalogs.storage_caller import CallTimeouts, StorageCaller
+from icestream.catalogs.store_keys import StoreKeys
 from icestream.catalogs.store_options import StoreOptions
 from icestream.iceberg.location import normalize
 from icestream.runtime.clock import Clock
@@ -46,6 +49,9 @@ _SYNC_SHARES: Final = 4
 
 class BackupTarget(Protocol):
     spool: Path
+
+    @property
+    def locks(self) -> ObjectLocks | None: ...
 
     def location(self, name: str) -> str: ...
 
@@ -72,6 +78,8 @@ class BackupTarget(Protocol):
 
 class DirectoryTarget:
     """A directory of this machine's file systems."""
+
+    locks: ObjectLocks | None = None
 
     def __init__(self, root: Path, offload: Offload) -> None:
         self._root = root
@@ -220,6 +228,8 @@ class DirectoryTarget:
 class BucketTarget:
     """A prefix of a bucket."""
 
+    locks: ObjectLocks | None = None
+
     def __init__(self, bucket: Bucket, location: str, prefix: str, spool: Path, offload: Offload) -> None:
         self._bucket = bucket
         self._location = location.rstrip("/")
@@ -230,30 +240,30 @@ class BucketTarget:
     def location(self, name: str) -> str:
         return f"{self._location}/{name}"
 
-    def _key(self, name: str) -> str:
+    def key(self, name: str) -> str:
         """Raises BackupDamaged for a name that leads out of the prefix."""
         return self._prefix + check_name(name)
 
     def chunks(self, name: str) -> Iterator[bytes]:
         try:
-            with self._bucket.reader(self._key(name)) as reader:
+            with self._bucket.reader(self.key(name)) as reader:
                 while chunk := reader.read(limits.BACKUP_CHUNK_BYTES):
                     yield bytes(chunk)
         except OSError as error:
             raise _unreadable(name, error) from None
 
     async def put_new(self, name: str, data: bytes) -> None:
-        await self._bucket.put_new(self._key(name), data)
+        await self._bucket.put_new(self.key(name), data)
 
     async def put(self, name: str, data: bytes) -> None:
-        await self._bucket.upload(self._key(name), data)
+        await self._bucket.upload(self.key(name), data)
 
     async def adopt(self, path: Path, name: str) -> bool:
         try:
             size = await self._offload.run(lambda: path.stat().st_size)
-            if await self._bucket.size(self._key(name)) == size:
+            if await self._bucket.size(self.key(name)) == size:
                 return False
-            await self._bucket.upload(self._key(name), path)
+            await self._bucket.upload(self.key(name), path)
             return True
         finally:
             await self._offload.run(path.unlink)
@@ -262,17 +272,17 @@ class BucketTarget:
         """An upload is durable, and so is its name."""
 
     async def get(self, name: str) -> bytes | None:
-        return await self._bucket.get(self._key(name), limits.BACKUP_DOCUMENT_BYTES_MAX)
+        return await self._bucket.get(self.key(name), limits.BACKUP_DOCUMENT_BYTES_MAX)
 
     async def size(self, name: str) -> int | None:
-        return await self._bucket.size(self._key(name))
+        return await self._bucket.size(self.key(name))
 
     async def names(self, prefix: str) -> Sequence[str]:
-        names = await self._bucket.names_below(self._key(prefix))
+        names = await self._bucket.names_below(self.key(prefix))
         return [name.removeprefix(self._prefix) for name in names]
 
     async def remove(self, name: str) -> None:
-        await self._bucket.remove(self._key(name))
+        await self._bucket.remove(self.key(name))
 
     async def sweep_spool(self, before_ms: int) -> None:
         """Does nothing: the directory is of this process alone."""
@@ -299,7 +309,11 @@ def open_target(
     caller = StorageCaller(
         f"backup target {place.bucket}", clock, randomness, CallTimeouts(request_seconds=options.request_seconds)
     )
-    return BucketTarget(open_bucket(options, place.kind, place.bucket, caller), location, place.name, spool, offload)
+    bucket = open_bucket(options, place.kind, place.bucket, caller)
+    target = BucketTarget(bucket, location, place.name, spool, offload)
+    if place.kind == "s3":
+        target.locks = ObjectLocks(options, place.bucket, target.key, StoreKeys(options, clock), caller)
+    return target
 
 
 def _unreadable(name: str, error: OSError) -> errors.BackupDamaged:

@@ -1,12 +1,13 @@
 """Verifies a backup by its target alone: no broker, no catalog.
 
     quick    root and object list fit their digests; each object exists with its size; tails cover every offset between
-             the tables and the ends; manifests of seed 003 that the root calls missing are reported
+             the tables and the ends; manifests of seed 003 that the root calls missing are reported; of a locked backup
+             root and BACKUP_LOCK_SAMPLE other objects, spread over their names, are locked as the root says
     deep     every byte of every object is read: its digest is its name, frames authenticate, tails decode and cover
              their offsets, the metadata store loads, checkpoints decode, views name files of the list, data files have
-             their rows
+             their rows; every object of a locked backup is locked as the root says
 
-Each finding names the object. A finding of severity `error` means that something cannot be restored.
+Each finding names the object. A finding of severity `error` means that something cannot be restored, or is not locked.
 """
 
 from __future__ import annotations
@@ -15,16 +16,21 @@ import asyncio
 import hashlib
 import io
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 import orjson
 
 from icestream import errors, limits
+from icestream.backup import backup_layout as layout
 from icestream.backup import table_view
+from icestream.backup.backup_lock import locked_names, sampled
 from icestream.backup.backup_root import BackupRoot, ShardCut, TopicCut, digest_of_objects
+from icestream.backup.file_copy import run_bounded
 from icestream.backup.object_list import ObjectRow
 from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.tail_object import decode_tail, missing_offsets
+from icestream.catalogs.object_lock import LockRequests, ObjectRetention, retention_text
 from icestream.iceberg.manifests import decode_manifest_list, live_entries
 from icestream.metadata.snapshot import load_snapshot
 from icestream.model.erased_offsets import decode_erased
@@ -68,6 +74,7 @@ class BackupVerification:
             return [BackupFinding(root.objects.path, "error", str(error))]
         findings = [finding async for finding in self._check_objects(root, rows, is_deep=is_deep)]
         findings += self._check_root(root, rows)
+        findings += await self._check_locks(root, rows, is_deep=is_deep)
         if is_deep:
             findings += [finding async for finding in self._check_tails(root)]
             findings += [finding async for finding in self._check_views(root, rows)]
@@ -94,6 +101,33 @@ class BackupVerification:
             for shard in topic.shards:
                 findings += _check_coverage(root, topic, shard)
         return findings
+
+    async def _check_locks(self, root: BackupRoot, rows: Sequence[ObjectRow], *, is_deep: bool) -> list[BackupFinding]:
+        if root.lock is None:
+            return []
+        root_name, locks = layout.root_name(root.id), self._stored.target.locks
+        if locks is None:
+            text = "the backup was locked, and this target has no object lock: it is a copy"
+            return [BackupFinding(root_name, "warning", text)]
+        names = locked_names(root.id, rows, root.objects.path)
+        chosen = {root_name, *(names if is_deep else sampled(names, limits.BACKUP_LOCK_SAMPLE))}
+        wanted, findings = ObjectRetention(root.lock.mode, root.lock.until_ms), []
+
+        async def look(requests: LockRequests, name: str) -> None:
+            try:
+                existing = await requests.retention(name)
+            except errors.AccessDenied as error:
+                findings.append(BackupFinding(name, "warning", f"its lock cannot be read: {error}"))
+            except errors.BackupDamaged as error:
+                findings.append(BackupFinding(name, "error", str(error)))
+            else:
+                if existing is None or not existing.covers(wanted):
+                    text = f"it is {retention_text(existing)}, the root says {retention_text(wanted)}"
+                    findings.append(BackupFinding(name, "error", text))
+
+        async with locks.connect() as requests:
+            await run_bounded([partial(look, requests, name) for name in sorted(chosen)], limits.BACKUP_LOCKS_AT_ONCE)
+        return sorted(findings)
 
     # --- objects ---
 

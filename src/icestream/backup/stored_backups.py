@@ -24,6 +24,7 @@ import msgspec
 
 from icestream import errors, limits
 from icestream.backup import backup_layout as layout
+from icestream.backup.backup_lock import check_unlocked
 from icestream.backup.backup_root import BackupBegin, BackupRoot, ObjectRef, decode_document
 from icestream.backup.backup_target import BackupTarget
 from icestream.backup.encryption import BackupKey, decrypt
@@ -218,16 +219,21 @@ class StoredBackups:
 
     # --- deletion ---
 
+    async def check_deletable(self, backup_id: str, now_ms: int) -> None:
+        """Raises Refused for a backup that is locked at this time. Raises BackupDamaged."""
+        check_unlocked(await self.root_or_none(layout.check_backup_id(backup_id)), now_ms)
+
     async def delete(
-        self, backup_id: str, on_progress: Callable[[int, int], None] = lambda _done, _all: None
+        self, backup_id: str, *, now_ms: int, on_progress: Callable[[int, int], None] = lambda _done, _all: None
     ) -> DeletedBackup:
         """Deletes a backup and the objects that nothing else needs. `on_progress`: objects that were looked at, of how
-        many. Raises UnknownBackup.
+        many. Raises UnknownBackup, and Refused for a backup that is locked at `now_ms`.
 
         While nothing else is unfinished, objects that no backup names are removed, too: runs left them that ended.
         Raises BackupDamaged if the list of another backup cannot be read, because it might need any object.
         """
         mark = layout.deletion_name(layout.check_backup_id(backup_id))
+        await self.check_deletable(backup_id, now_ms)
         if await self.target.get(mark) is None:
             await self.begin(backup_id)
             await self.target.put(mark, b"{}")

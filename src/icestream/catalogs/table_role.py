@@ -12,7 +12,6 @@ from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
-from xml.etree import ElementTree
 
 from cachebox import LRUCache
 
@@ -21,6 +20,7 @@ from icestream.catalogs.aws_signature import AwsKeys, AwsRequest, SigningScope, 
 from icestream.catalogs.storage_caller import StorageCaller
 from icestream.catalogs.store_keys import StoreKeys
 from icestream.catalogs.store_options import StoreOptions
+from icestream.catalogs.xml_answer import element_text
 
 if TYPE_CHECKING:
     import httpx2
@@ -84,7 +84,7 @@ class TableRole:
             raise errors.StorageUnavailable(f"{self._url} answers with status {status}", hint=_HINT)
         if status != 200:
             raise errors.AccessDenied(
-                f"{self._url} refuses the role {self._role_arn} (status {status}, {_element(answer, 'Code')})",
+                f"{self._url} refuses the role {self._role_arn} (status {status}, {element_text(answer, 'Code')})",
                 hint=_HINT,
             )
         return _parse_keys(answer, self._url)
@@ -118,8 +118,8 @@ def sts_endpoint(options: StoreOptions) -> str:
 
 
 def _parse_keys(answer: bytes, url: str) -> AwsKeys:
-    expires = _element(answer, "Expiration")
-    key, secret, token = (_element(answer, name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken"))
+    expires = element_text(answer, "Expiration")
+    key, secret, token = (element_text(answer, name) for name in ("AccessKeyId", "SecretAccessKey", "SessionToken"))
     try:
         expires_ms = int(datetime.fromisoformat(expires).timestamp() * 1000)
     except ValueError:
@@ -127,12 +127,3 @@ def _parse_keys(answer: bytes, url: str) -> AwsKeys:
     if not (key and secret and token and expires_ms):
         raise errors.UnexpectedAnswer(f"{url}: response without credentials", hint="is it a token service (STS)?")
     return AwsKeys(key, secret, token, expires_ms)
-
-
-def _element(answer: bytes, name: str) -> str:
-    """Returns the text of the first element of this name, whatever its namespace; empty if there is none."""
-    try:
-        root = ElementTree.fromstring(answer)  # of the store that we trust with all data, and bounded
-    except ElementTree.ParseError:
-        return ""
-    return next((element.text or "" for element in root.iter() if element.tag.rpartition("}")[2] == name), "")

@@ -42,6 +42,7 @@ from icestream.cli.progress_bar import progress_bar, share_bar
 from icestream.observability.words import counted, size_text
 
 if TYPE_CHECKING:
+    from icestream.backup.backup_lock import LockOptions
     from icestream.backup.backup_root import BackupRoot
     from icestream.backup.backup_run import BackupPlan, Progress
     from icestream.backup.stored_backups import StoredBackup, StoredBackups
@@ -55,7 +56,7 @@ app.command()(drill)
 app.command()(drills)
 app.add_typer(archive, name="archive")
 EXIT_INCOMPLETE: Final = 14
-_COLUMNS: Final = ("id", "state", "kind", "cut", "topics", "files", "bytes", "parent")
+_COLUMNS: Final = ("id", "state", "kind", "cut", "topics", "files", "bytes", "parent", "locked_until")
 _FINDING_COLUMNS: Final = ("object", "severity", "text")
 _RESTORED_COLUMNS: Final = ("topic", "id", "table", "messages", "files", "subscriptions", "problem")
 _PROGRESS_SECONDS: Final = 0.2
@@ -93,17 +94,20 @@ def create(
     Example: icestream backup create --to /backup
     Example: icestream backup create --to s3://backups/prod --incremental-from latest
     """
+    from icestream.backup.backup_lock import lock_options
     from icestream.cli.catalog_access import catalog_settings
 
     target = Target(broker, config, sets)
     settings = catalog_settings(target, needs_node=True)
     own = load_settings(config, sets).settings
     location, key_source = location_of(to, own), key or key_source_of(own)
+    lock = lock_options(own.backup.object_lock.mode, own.backup.object_lock.days)
 
     async def run(stored: StoredBackups) -> BackupRoot:
         return await _create(
-            target, settings, stored, topics or [], incremental_from, resume, rate_of(rate, own), is_reference=reference
-        )
+            target, settings, stored, topics or [], incremental_from, resume, rate_of(rate, own), lock,
+            is_reference=reference,
+        )  # fmt: skip
 
     root = with_target(settings, location, key_source, run)
     _show_root(root, Output(output))
@@ -207,6 +211,8 @@ def delete(
 ) -> None:
     """Delete a backup, and the objects that no other backup needs. Its pins are removed if the broker runs.
 
+    A backup that is locked (`backup.object_lock`) is refused until its date.
+
     Example: icestream backup delete 20261118T201500Z-3fa9c1d2 --to /backup
     """
     settings = load_settings(config, sets).settings
@@ -220,6 +226,8 @@ def delete(
         from icestream.backup.inventory_table import update_inventory
         from icestream.runtime.clock import SystemClock
 
+        now_ms = SystemClock().wall_us() // 1_000
+        await stored.check_deletable(resolved, now_ms)  # before its pins are gone
         begin = await stored.begin(resolved)
         is_released = await _release_pins(Target(broker, config, sets), resolved)
         if not is_released and begin.kind == "reference":
@@ -228,8 +236,8 @@ def delete(
                 hint="start the broker, and delete the backup then",
             )
         with share_bar(resolved) as show:
-            deleted = await stored.delete(resolved, show)
-        await update_inventory(stored.target, stored, SystemClock().wall_us() // 1_000)
+            deleted = await stored.delete(resolved, now_ms=now_ms, on_progress=show)
+        await update_inventory(stored.target, stored, now_ms)
         return deleted._asdict() | {"pins_removed": is_released}
 
     Output(output).record(with_target(settings, location, None, remove))
@@ -476,6 +484,7 @@ async def _create(
     parent: str | None,
     resume: str | None,
     bytes_per_second: float,
+    lock: LockOptions | None,
     *,
     is_reference: bool,
 ) -> BackupRoot:
@@ -499,7 +508,7 @@ async def _create(
     instance = await asyncio.to_thread(broker_instance, settings) if settings.catalog_embedded else ""
     plan = BackupPlan(
         check_backup_id(resume) if resume else new_backup_id(clock.wall_us() // 1_000, randomness.token(4)),
-        "reference" if is_reference else "copy", topics, parent, instance, _version(),
+        "reference" if is_reference else "copy", topics, parent, instance, _version(), lock,
     )  # fmt: skip
     offload, progress = ThreadOffload("backup", limits.BACKUP_UPLOADS_AT_ONCE), Progress()
     catalog = open_catalog(settings, clock, randomness, instance=lambda: instance)
@@ -586,10 +595,12 @@ def _version() -> str:
 def _row(backup: StoredBackup, *, is_text: bool) -> list[object]:
     root = backup.root
     if root is None:
-        return [backup.id, "unfinished", None, None, None, None, None, None]
+        return [backup.id, "unfinished", None, None, None, None, None, None, None]
     size: object = size_text(root.bytes) if is_text else root.bytes
     cut: object = time_text(root.cut_ms * 1_000) if is_text else root.cut_ms
-    return [backup.id, root.state, root.kind, cut, len(root.topics), root.files, size, root.parent]
+    until_ms = root.lock.until_ms if root.lock is not None else None
+    locked: object = time_text(until_ms * 1_000) if is_text and until_ms is not None else until_ms
+    return [backup.id, root.state, root.kind, cut, len(root.topics), root.files, size, root.parent, locked]
 
 
 def _show_root(root: BackupRoot, answer: Output, *, is_detailed: bool = False) -> None:
@@ -612,6 +623,8 @@ def _show_root(root: BackupRoot, answer: Output, *, is_detailed: bool = False) -
             "seconds": (root.ended_ms - root.begun_ms) / 1_000,
             "incomplete": len(root.incomplete),
             "left out": len(root.left_out),
+            "locked until": time_text(root.lock.until_ms * 1_000) if root.lock is not None else None,
+            "lock": root.lock.mode if root.lock is not None else None,
             "encrypted with": root.encryption.key_id if root.encryption is not None else None,
         }
     )

@@ -24,6 +24,7 @@ from typing import ClassVar, Final
 
 from icestream import errors, limits
 from icestream.backup.backup_layout import new_backup_id
+from icestream.backup.backup_lock import lock_options
 from icestream.backup.backup_root import BackupRoot
 from icestream.backup.backup_run import BackupPlan, BackupRun, release_pin
 from icestream.backup.backup_schedule import KeptBackups, ScheduledBackup, due_in_ms, expired
@@ -155,6 +156,7 @@ class ScheduledBackups(TargetWork):
             new_backup_id(self._now_ms, self._randomness.token(4)),
             "reference" if options.schedule.reference else "copy",
             parent=complete[-1] if complete else None,
+            lock=lock_options(options.object_lock.mode, options.object_lock.days),
         )
         node = NodeClient(self._call, plan.id)
         seed = SeedOptions(**await node.options())
@@ -174,12 +176,17 @@ class ScheduledBackups(TargetWork):
         return await run.run()
 
     async def _delete(self, stored: StoredBackups, backup_id: str) -> None:
-        """Deletes a backup with its pins."""
+        """Deletes a backup with its pins, unless it is locked."""
+        try:
+            await stored.check_deletable(backup_id, self._now_ms)
+        except errors.Refused as error:
+            _log.info("backup not deleted by retention", id=backup_id, reason=str(error))
+            return
         node = NodeClient(self._call, backup_id)
         async for table in node.tables():
             identifier = Identifier(table.namespace, table.name)
             await release_pin(node, self._catalog, backup_id, identifier, table.uuid)
-        deleted = await stored.delete(backup_id)
+        deleted = await stored.delete(backup_id, now_ms=self._now_ms)
         await update_inventory(stored.target, stored, self._now_ms)
         _log.info("backup deleted by retention", id=backup_id, objects=deleted.removed, bytes=deleted.removed_bytes)
 

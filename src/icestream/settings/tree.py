@@ -267,6 +267,22 @@ class BackupArchiveSection(Section):
     )
 
 
+class BackupObjectLockSection(Section):
+    """A date before which the store keeps every object of a backup: in buckets of S3 that have object lock."""
+
+    mode: Literal["off", "governance", "compliance"] = Field(
+        default="off",
+        description="`governance`: accounts with the right `s3:BypassGovernanceRetention` can lift locks; "
+        "`compliance`: none can, the owner of the bucket included. Off by default: no target can do it unless its "
+        "bucket was created so, and a lock costs until its date.",
+    )
+    days: Annotated[int, units.count(1, limits.BACKUP_LOCK_DAYS_MAX)] = Field(
+        default=limits.BACKUP_LOCK_DAYS_DEFAULT,
+        description="Days for which a backup is locked once all its objects are there, with those that it shares "
+        "with earlier ones. It is not deleted before, whatever the retention of backups says.",
+    )
+
+
 class BackupSection(Section):
     """Backups, as `icestream backup` makes them on this machine."""
 
@@ -292,6 +308,7 @@ class BackupSection(Section):
         "`command:COMMAND`, with 32 bytes as hex or base64. No default: a lost key is a lost backup.",
     )
     schedule: BackupScheduleSection = BackupScheduleSection()
+    object_lock: BackupObjectLockSection = BackupObjectLockSection()
     drill: BackupDrillSection = BackupDrillSection()
     archive: BackupArchiveSection = BackupArchiveSection()
     iceberg: BackupIcebergSection = BackupIcebergSection()
@@ -301,6 +318,12 @@ class BackupSection(Section):
             yield Broken(("schedule", "interval_ms"), "scheduled backups need a target", "set `backup.target`")
         if self.drill.interval_ms and self.target is None:
             yield Broken(("drill", "interval_ms"), "drills need a target", "set `backup.target`")
+        if self.object_lock.mode != "off" and self.schedule.reference:
+            yield Broken(
+                ("schedule", "reference"),
+                "reference backups cannot be locked: their files are those of the warehouse",
+                "set `backup.object_lock.mode` to `off`, or make copies",
+            )
         if self.archive.enable and self.archive.target is None and self.target is None:
             yield Broken(("archive", "enable"), "the archive needs a target", "set `backup.target`")
 

@@ -74,7 +74,7 @@ async def test_duckdb_and_pyiceberg_read_the_inventory(tmp_path: Path) -> None:
             counts = duckdb.sql(f"SELECT backup_id, count(*) FROM iceberg_scan('{inventory}') GROUP BY 1 ORDER BY 1")
             assert counts.fetchall() == sorted([(first.id, first.files), (second.id, second.files)])
         steps: list[tuple[int, int]] = []
-        await world.stored().delete(first.id, lambda done, all_: steps.append((done, all_)))
+        await world.stored().delete(first.id, now_ms=0, on_progress=lambda done, all_: steps.append((done, all_)))
         assert steps == [(number, len(steps)) for number in range(1, len(steps) + 1)]
         assert steps
         location = await update_inventory(world.target, world.stored(), 1)
@@ -156,7 +156,8 @@ async def test_hazard_89_a_pin_that_is_taken_away_leaves_no_root(tmp_path: Path)
         assert [backup.root for backup in await world.stored().backups()] == [None]
 
 
-@pytest.mark.parametrize("effect", BackupEffect)
+# Locks need a store: tests/contract/test_locked_backups.py
+@pytest.mark.parametrize("effect", [effect for effect in BackupEffect if effect is not BackupEffect.LOCK])
 async def test_a_run_that_is_killed_at_an_effect_is_resumed_or_begun_again(
     tmp_path: Path, effect: BackupEffect
 ) -> None:
@@ -217,7 +218,7 @@ async def test_an_incremental_backup_reads_only_new_files(tmp_path: Path) -> Non
         assert sorted((row.first_offset, row.end_offset) for row in rows) == [(0, 6), (6, 9)]
         assert len([path for path in source.read if path.endswith(".parquet")]) == 1
         # The parent goes, the child stays whole (hazard 92).
-        deleted = await world.stored().delete(parent.id)
+        deleted = await world.stored().delete(parent.id, now_ms=0)
         assert deleted.kept > 0
         assert await world.verify(root.id) == []
 
@@ -247,7 +248,7 @@ async def test_hazard_92_deletion_spares_a_running_backup_and_its_parent(tmp_pat
         with pytest.raises(Crash):
             await running.run()
         for backup in (first, second):
-            await world.stored().delete(backup.id)
+            await world.stored().delete(backup.id, now_ms=0)
         root = await world.run(id=running._plan.id).resume()
         assert await world.verify(root.id) == []
 
@@ -256,12 +257,12 @@ async def test_deletion_removes_everything_of_the_last_backup(tmp_path: Path) ->
     async with backup_world(tmp_path) as world:
         await prepare(world)
         root = await world.back_up()
-        deleted = await world.stored().delete(root.id)
+        deleted = await world.stored().delete(root.id, now_ms=0)
         assert deleted.removed > 0
         assert not await world.target.names("objects/")
         assert not await world.target.names("backups/")
         with pytest.raises(errors.UnknownBackup):
-            await world.stored().delete(root.id)
+            await world.stored().delete(root.id, now_ms=0)
 
 
 async def test_hazard_92_a_run_notices_a_deletion_of_what_it_reuses(tmp_path: Path) -> None:
@@ -291,7 +292,7 @@ async def test_hazard_92_a_deletion_that_was_cut_off_is_done_again(
         await world.target.put(layout.deletion_name(first.id), b"{}")
         with pytest.raises(errors.Refused, match="did not end"):
             await world.back_up()
-        await world.stored().delete(first.id)
+        await world.stored().delete(first.id, now_ms=0)
         assert not await world.stored().deletions()
         assert await world.verify(second.id) == []
         assert (await world.back_up()).state == "complete"
@@ -310,7 +311,7 @@ async def test_hazard_92_objects_of_runs_that_ended_are_swept(tmp_path: Path) ->
         ended = world.run(on_effect=strike)
         with pytest.raises(Crash):
             await ended.run()
-        assert (await world.stored().delete(ended._plan.id)).removed > 0
+        assert (await world.stored().delete(ended._plan.id, now_ms=0)).removed > 0
         named = {row.path for row in await world.stored().rows_of(kept.id)}
         assert {*await world.target.names("objects/")} <= named
         assert await world.verify(kept.id) == []

@@ -145,7 +145,7 @@ async def test_the_ledger_of_the_target_serves_a_cluster_that_knows_nothing_of_t
         root = await source.back_up()
         await erase(source, topic_id, [1, 8])
         later = await source.back_up()
-        await source.stored().delete(later.id)  # a ledger outlives the backup that wrote it
+        await source.stored().delete(later.id, now_ms=0)  # a ledger outlives the backup that wrote it
         empty.target = source.target
         restored = await RestoreWorld(empty).restore(root)
         assert restored.erased == 2

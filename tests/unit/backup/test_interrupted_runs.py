@@ -117,7 +117,7 @@ class InterruptedBackups:
         async for table in node.tables():
             await release_pin(node, self.world.catalog, backup_id, Identifier(table.namespace, table.name), table.uuid)
         if await self.world.target.get(layout.begin_name(backup_id)) is not None:
-            await self.world.stored(self.options.get("key")).delete(backup_id)
+            await self.world.stored(self.options.get("key")).delete(backup_id, now_ms=0)
         await node.end()  # as its lease does after a while
 
 
