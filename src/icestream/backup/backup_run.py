@@ -58,7 +58,7 @@ from icestream.backup.inventory_table import update_inventory
 from icestream.backup.node_client import HeldNode, ListedTable, NodeClient, NodeEnds
 from icestream.backup.object_list import ObjectRow, encode_list, object_row
 from icestream.backup.object_upload import ObjectUpload
-from icestream.backup.recorded_topics import RecordedTopic, erased_topics, recorded_topics
+from icestream.backup.recorded_topics import RecordedTopic, erased_topics, recorded_logs, recorded_topics
 from icestream.backup.seed_manifest import SeedOptions
 from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.tail_object import encode_tail
@@ -529,6 +529,7 @@ class BackupRun:
         """Uploads the erased offsets of the chosen topics, by topic id, and brings the ledger of the target up to date
         for all. Those of the frozen store: a pinned table may still have rows that were erased since."""
         references: dict[int, ObjectRef] = {}
+        logs = sorted({log_id, *recorded_logs(state)})
         for topic, record, is_deleted in erased_topics(state):
             source = normalize(record.offsets)
             try:
@@ -540,7 +541,8 @@ class BackupRun:
                     reason = f"its erased offsets cannot be read: {error}"
                     incomplete.append(IncompleteShard(topic.name, 0, topic.node, reason))
                 continue
-            await put_ledger(self._target, ErasedLedger(log_id, topic.id, topic.name, topic.restored_from, data))
+            ledger = ErasedLedger(log_id, topic.id, topic.name, topic.restored_from, data, logs=logs)
+            await put_ledger(self._target, ledger)
             if not is_deleted and self._is_selected(topic.name):
                 reference = await self._upload.upload(lambda data=data: [data], "erased", ".erased")  # type: ignore[misc]
                 references[topic.id] = reference

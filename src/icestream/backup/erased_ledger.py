@@ -4,13 +4,16 @@
 
 Each has all offsets that were erased from a topic so far, so they are united, and an older one takes nothing away. It
 has numbers, and nothing of a message. Deleting backups leaves it: a backup that was copied away may come back.
+
+Topic ids are those of a cluster, and each of its nodes has a log. A ledger names the logs of all of them, so a backup
+that another node made meets it, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -27,7 +30,7 @@ _NAME: Final = re.compile(r"erased/([0-9a-f]{1,64})/([0-9]{1,19})/([0-9a-f]{64})
 
 class ErasedLedger(msgspec.Struct, frozen=True):
     """The erased offsets of a topic at a moment. `offsets`: a side file (model/erased_offsets.py). `origins`: the
-    topics that it was restored from."""
+    topics that it was restored from. `logs`: those of the nodes that had the same topic ids then."""
 
     log_id: str
     topic_id: int
@@ -35,6 +38,7 @@ class ErasedLedger(msgspec.Struct, frozen=True):
     origins: list[TopicOrigin]
     offsets: bytes
     format_version: int = _VERSION
+    logs: list[str] = []
 
     @property
     def name(self) -> str:
@@ -72,18 +76,27 @@ async def stored_ledgers(target: BackupTarget) -> list[ErasedLedger]:
     return ledgers
 
 
-def erased_of(ledgers: Iterable[ErasedLedger], log_id: str, topic_id: int, ends: Mapping[int, int]) -> ErasedOffsets:
+def erased_of(ledgers: Sequence[ErasedLedger], log_id: str, topic_id: int, ends: Mapping[int, int]) -> ErasedOffsets:
     """What was erased from a topic of a backup until now, below `ends` of its shards: by its own ledgers, and by those
     of topics that were restored from it, as far as their messages are the same. Raises DecodeError."""
-    erased = NOTHING_ERASED
+    logs, erased = _logs_of_cluster(ledgers, log_id), NOTHING_ERASED
     for ledger in ledgers:
-        if (ledger.log_id, ledger.topic_id) == (log_id, topic_id):
+        if ledger.log_id in logs and ledger.topic_id == topic_id:
             erased = erased.plus(decode_erased(ledger.offsets))
             continue
         for origin in ledger.origins:
-            if (origin.log_id, origin.topic_id) == (log_id, topic_id):
+            if origin.log_id in logs and origin.topic_id == topic_id:
                 erased = erased.plus(decode_erased(ledger.offsets).below(origin.ends))
     return erased.below(ends)
+
+
+def _logs_of_cluster(ledgers: Sequence[ErasedLedger], log_id: str) -> set[str]:
+    """The logs of the nodes that have the same topic ids as the node of a log, as the ledgers name them."""
+    logs = {log_id}
+    # Until nothing is added: a log that was replaced is in a ledger with the others, its successor in a later one.
+    while more := {log for ledger in ledgers if not logs.isdisjoint(ledger.logs) for log in ledger.logs} - logs:
+        logs |= more
+    return logs
 
 
 def extended(origins: Sequence[TopicOrigin], origin: TopicOrigin, count: int) -> list[TopicOrigin]:

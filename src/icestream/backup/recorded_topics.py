@@ -17,6 +17,7 @@ from icestream.model.topic_origin import TopicOrigin
 PREFIX: Final = "/topics/"
 Record = TypeVar("Record")
 _TOMBSTONES: Final = "/tombstones/"
+_NODE_LOGS: Final = "/node_logs/"
 
 
 class RecordedTopic(msgspec.Struct, frozen=True):
@@ -37,6 +38,12 @@ class _DeletedTopic(msgspec.Struct, frozen=True):
     name: str
 
 
+class _NodeLog(msgspec.Struct, frozen=True):
+    """The log of a node (broker/records.py, NodeLogRecord)."""
+
+    log: str = ""
+
+
 class RecordedErasure(NamedTuple):
     """A topic with erased offsets. `is_deleted`: it has no table any more, and may come back."""
 
@@ -51,6 +58,11 @@ def recorded_topics(state: StateMachine) -> dict[int, RecordedTopic]:
     for key, topic in _decoded(state, PREFIX, RecordedTopic):
         topics[topic.id] = msgspec.structs.replace(topic, name=f"/{key.removeprefix(PREFIX)}")
     return topics
+
+
+def recorded_logs(state: StateMachine) -> set[str]:
+    """The ids of the logs of the nodes that share this metadata store, and so its topic ids. Raises MetadataDamaged."""
+    return {node.log for _, node in _decoded(state, _NODE_LOGS, _NodeLog) if node.log}
 
 
 def erased_topics(state: StateMachine) -> list[RecordedErasure]:

@@ -17,6 +17,7 @@ from icestream.backup.backup_target import open_target
 from icestream.backup.erased_ledger import ErasedLedger, put_ledger
 from icestream.backup.node_client import Call, NodeClient
 from icestream.backup.recorded_topics import PREFIX, RecordedTopic
+from icestream.broker.erased_topics import own_logs
 from icestream.catalog import catalog_keys
 from icestream.catalog.topic_rules.erased_record import ErasedRecord
 from icestream.iceberg.file_io import TableFiles
@@ -83,6 +84,7 @@ class ErasedLedgerCopy:
             topic = msgspec.json.decode(entry.value, type=RecordedTopic)
             topics[topic.id] = msgspec.structs.replace(topic, name=f"/{key.removeprefix(PREFIX)}")
         log_id = await NodeClient(self._call, "").log_id()
+        logs = sorted({log_id, *await own_logs(self._store)} - {""})
         with tempfile.TemporaryDirectory(prefix="icestream-ledger-") as spool:
             target = open_target(
                 self._settings.backup.target or "", store_options(self._settings), self._clock, self._randomness,
@@ -94,6 +96,7 @@ class ErasedLedgerCopy:
                     offsets = await self._files.read(record.offsets)
                     if hashlib.sha256(offsets).hexdigest() != record.sha256:
                         raise errors.DecodeError(f"{record.offsets} is not the recorded file of erased offsets")
-                    await put_ledger(target, ErasedLedger(log_id, topic_id, owner.name, owner.restored_from, offsets))
+                    ledger = ErasedLedger(log_id, topic_id, owner.name, owner.restored_from, offsets, logs=logs)
+                    await put_ledger(target, ledger)
                 self._copied[topic_id] = record.sha256
         _log.info("ledger of erased offsets copied to the backup target", topics=len(waiting))

@@ -181,6 +181,28 @@ async def test_the_ledger_is_written_with_the_erasure_where_there_is_a_target(tm
         assert (await RestoreWorld(empty).restore(root)).erased == 2
 
 
+@pytest.mark.parametrize("is_backed_up", [True, False], ids=["by the next backup", "with the erasure"])
+async def test_a_backup_of_another_node_of_the_cluster_meets_the_ledger(tmp_path: Path, is_backed_up: bool) -> None:
+    """Topic ids are those of the cluster, the ledger lies below the log of the node that wrote it."""
+    other = "0b" * 16
+    async with backup_world(tmp_path / "source") as source, backup_world(tmp_path / "empty") as empty:
+        topic_id = await prepare(source)
+        await source.node.store.put(f"{records.NODE_LOGS}other", msgspec.json.encode(records.NodeLogRecord(other)))
+        root = msgspec.structs.replace(await source.back_up(), log_id=other)
+        await erase(source, topic_id, [1, 8])
+        if is_backed_up:
+            await source.back_up()
+        else:
+            settings = node_settings(tmp_path / "s", "iceberg", backup={"target": str(source.folder / "backups")})
+            await ErasedLedgerCopy(
+                settings, source.node.store, source.call, LocalFiles(open_local, InlineOffload()), FakeClock(),
+                SystemRandomness(), InlineOffload(),
+            ).run_pass()  # fmt: skip
+        empty.target = source.target
+        assert (await RestoreWorld(empty).restore(root)).erased == 2
+        assert await offsets(empty) == [0, 2, 3, 4, 5, 6, 7, 9]
+
+
 async def test_what_is_erased_from_a_restored_topic_is_erased_from_the_backup_it_came_from(tmp_path: Path) -> None:
     """In place, then erased, then the same backup once more: under its name there is another topic by now."""
     async with backup_world(tmp_path) as world:
@@ -351,6 +373,20 @@ async def test_ledgers_count_below_the_point_where_topics_part() -> None:
     assert erased_of(ledgers, "a", 2, {0: 6}).shards == {0: [(5, 6)]}
     assert erased_of(ledgers, "b", 1, {0: 100}).shards == {}
     assert len(extended(second, TopicOrigin("b", 9, {}), 2)) == 2
+
+
+async def test_ledgers_count_for_all_logs_that_had_the_topic_ids_of_their_cluster() -> None:
+    def ledger(log_id: str, logs: list[str], erased: int, *origins: TopicOrigin) -> ErasedLedger:
+        offsets = encode_erased(ErasedOffsets({0: ranges_of([erased])}))
+        return ErasedLedger(log_id, 1, "/x/y", [*origins], offsets, logs=logs)
+
+    ledgers = [ledger("a", ["a", "b"], 3), ledger("c", ["b", "c"], 5), ledger("z", ["z"], 7)]
+    for log_id in ("a", "b", "c"):
+        assert erased_of(ledgers, log_id, 1, {0: 100}).shards == {0: [(3, 4), (5, 6)]}
+        assert erased_of(ledgers, log_id, 2, {0: 100}).shards == {}
+    assert erased_of(ledgers, "z", 1, {0: 100}).shards == {0: [(7, 8)]}
+    restored = ledger("z", ["z"], 9, TopicOrigin("b", 2, {0: 100}))
+    assert erased_of([*ledgers, restored], "a", 2, {0: 100}).shards == {0: [(9, 10)]}
 
 
 async def test_a_ledger_is_written_once(tmp_path: Path) -> None:
