@@ -352,11 +352,19 @@ class BackupRun:
             cut = None if data is None else msgspec.json.decode(data, type=CutRecord)
             if cut is None or self._cut is None or cut.cluster != self._cut.cluster:
                 continue
-            for topic in cut.topics:
-                if topic.table is not None and cut.plan.kind == "copy":
-                    identifier = Identifier(tuple(topic.table.namespace), topic.table.name)
-                    await release_pin(self._node.of(backup_id), self._catalog, backup_id, identifier, topic.table.uuid)
-            await self._stored.remove_progress(backup_id)
+            try:
+                await self._finish_other(backup_id, cut)
+            except errors.IcestreamError as error:  # this backup has its root: it is complete whatever becomes of them
+                _log.warning(
+                    "pins of another backup not given back, the next one tries", id=backup_id, reason=str(error)
+                )
+
+    async def _finish_other(self, backup_id: str, cut: CutRecord) -> None:
+        for topic in cut.topics:
+            if topic.table is not None and cut.plan.kind == "copy":
+                identifier = Identifier(tuple(topic.table.namespace), topic.table.name)
+                await release_pin(self._node.of(backup_id), self._catalog, backup_id, identifier, topic.table.uuid)
+        await self._stored.remove_progress(backup_id)
 
     # --- the cut ---
 
@@ -419,7 +427,7 @@ class BackupRun:
         for _ in range(_PIN_ATTEMPTS):
             try:
                 loaded = await self._catalog.load(identifier)
-            except errors.UnknownTable:
+            except (errors.UnknownTable, errors.UnknownNamespace):
                 return None
             snapshot_id = loaded.current_snapshot_id
             if loaded.uuid is None or loaded.uuid.lower() != topic.uuid.lower() or snapshot_id is None:
@@ -991,7 +999,7 @@ async def release_pin(
     await node.unpin(uuid)
     try:
         loaded = await catalog.load(identifier)
-    except errors.UnknownTable:
+    except (errors.UnknownTable, errors.UnknownNamespace):
         return
     if tag in (loaded.metadata.get("refs") or {}):
         change = TableChange([], [{"action": "remove-snapshot-ref", "ref-name": tag}])

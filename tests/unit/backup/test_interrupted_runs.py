@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from icestream import errors
 from icestream.backup import backup_layout as layout
 from icestream.backup.backup_run import BackupEffect, BackupRun, release_pin
 from icestream.backup.encryption import BackupKey
@@ -226,6 +228,59 @@ async def test_the_pins_of_a_run_that_ended_behind_its_root_are_given_back_by_th
         reference = await world.back_up(kind="reference")
         assert {reference.id in pin for pin in await backups.pins()} == {True}
         assert not [name for name in backups.content() if "progress" in name]
+
+
+class FailingCatalog:
+    """A catalog whose tables cannot be loaded while `is_failing` says so."""
+
+    def __init__(self, inner: Any, error: errors.IcestreamError, is_failing: Callable[[], bool]) -> None:
+        self._inner = inner
+        self._error = error
+        self._is_failing = is_failing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def load(self, identifier: Identifier) -> Any:
+        if self._is_failing():
+            raise self._error
+        return await self._inner.load(identifier)
+
+
+async def test_a_namespace_that_is_gone_fails_no_other_backup_at_its_end(tmp_path: Path) -> None:
+    """REST servers answer so for a table of such a namespace. It was that of a run that ended behind its root."""
+    async with backup_world(tmp_path) as world:
+        backups = await InterruptedBackups.of(world, {})
+        with pytest.raises(Crash):
+            await world.run(on_effect=crash_at(BackupEffect.RELEASE)).run()
+        run = world.run()
+        gone = errors.UnknownNamespace("namespace default does not exist")
+        run._catalog = FailingCatalog(run._catalog, gone, lambda: run.progress.phase == "finish")  # type: ignore[assignment]
+        assert (await run.run()).state == "complete"
+        assert not [name for name in backups.content() if "progress" in name]
+
+
+async def test_another_backup_whose_pins_cannot_be_removed_fails_no_backup(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await InterruptedBackups.of(world, {})
+        killed = world.run(on_effect=crash_at(BackupEffect.RELEASE))
+        with pytest.raises(Crash):
+            await killed.run()
+        run = world.run(kind="reference")
+        away = errors.StorageUnavailable("the catalog cannot be reached")
+        run._catalog = FailingCatalog(run._catalog, away, lambda: run.progress.phase == "finish")  # type: ignore[assignment]
+        assert (await run.run()).state == "complete"
+        assert await world.stored().half_finished() == [killed._plan.id], "the next backup tries again"
+
+
+async def test_a_table_whose_namespace_is_gone_keeps_no_backup_from_beginning(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await InterruptedBackups.of(world, {})
+        run = world.run()
+        gone = errors.UnknownNamespace("namespace default does not exist")
+        run._catalog = FailingCatalog(run._catalog, gone, lambda: True)  # type: ignore[assignment]
+        root = await run.run()
+        assert [topic.table for topic in root.topics] == [None]
 
 
 async def test_temporary_files_of_killed_processes_are_removed_after_a_day(tmp_path: Path) -> None:
