@@ -8,6 +8,8 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from icestream.backup.backup_run import release_pins
+from icestream.backup.node_client import NodeClient
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog_holds import BACKUP_TAG, HoldRecord, hold_key
 from icestream.catalog.catalog_records import PurgeRecord
@@ -46,8 +48,9 @@ async def test_hazard_76_a_purge_waits_for_a_reference_backup(tmp_path: Path) ->
         assert "purge waits for the backups of its table" in {line["event"] for line in logs}
         assert await world.verify(root.id) == []
         assert [*(tmp_path / "warehouse").rglob("*.parquet")]
-        # The hold ends with the backup: then the purge goes on.
-        await world.node.store.delete_prefix("/holds/")
+        # The hold ends with the backup: then the purge goes on. The topic is not listed any more.
+        await release_pins(NodeClient(world.call, root.id), world.catalog, root.id)
+        assert await world.node.store.list_all(catalog_keys.HOLDS) == []
         await purge(world, cleanup)
         assert not [*(tmp_path / "warehouse").rglob("*.parquet")]
         assert await world.verify(root.id) != []

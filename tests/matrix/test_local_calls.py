@@ -166,6 +166,7 @@ CALLS: dict[str, TriedCall] = {
     "backup_tables": of_cluster("backup"),
     "backup_pin": of_cluster("backup", id="b", uuid="u", snapshot=1),
     "backup_unpin": of_cluster("backup", id="b", uuid="u"),
+    "backup_unpin_all": of_cluster("backup", id="b"),
     "backup_numbers": of_cluster("backup", count=1),
     "backup_freeze": administration(errors.LeaseLost.code, id="absent"),
     "backup_part": administration(errors.LeaseLost.code, id="absent", name="metadata", start=0),

@@ -383,6 +383,10 @@ class BackupRun:
             checkpoint = b"".join(await self._node.part("checkpoint", ends.checkpoint_bytes))
             log = decode_checkpoint(checkpoint).state
             cut = await self._upload_cut(node_state, ends, checkpoint, log, tables, begun_ms)
+            # What the backup left out, such as the table of a deleted topic, is in no root that gives its pins back.
+            for topic_id in tables.keys() - {topic.id for topic in cut.topics}:
+                topic = tables[topic_id].topic
+                await self._unpin(topic.namespace, topic.name, topic.uuid)
         self._on_effect(BackupEffect.PROGRESS)
         await self._target.put_new(layout.progress_name(self._plan.id, 0), msgspec.json.encode(cut))
         await self._node.end()
@@ -985,10 +989,17 @@ class BackupRun:
     async def _release_pins(self) -> None:
         """Removes the pins of a backup that cannot be resumed, and its hold on the log, as far as that is possible."""
         with contextlib.suppress(errors.IcestreamError):
-            async for topic in self._node.tables():
-                await self._unpin(topic.namespace, topic.name, topic.uuid)
+            await release_pins(self._node, self._catalog, self._plan.id)
         with contextlib.suppress(errors.IcestreamError):
             await self._node.end()
+
+
+async def release_pins(node: NodeClient, catalog: TableCatalog, backup_id: str) -> None:
+    """Removes all holds and tags of a backup. Topics that were deleted meanwhile are not listed: their tables have the
+    hold alone, and wait for its end to be purged."""
+    async for table in node.tables():
+        await release_pin(node, catalog, backup_id, Identifier(table.namespace, table.name), table.uuid)
+    await node.unpin_all()
 
 
 async def release_pin(

@@ -94,6 +94,10 @@ class NodeClient:
     async def unpin(self, uuid: str) -> None:
         await self._call("backup_unpin", id=self._id, uuid=uuid)
 
+    async def unpin_all(self) -> None:
+        """Removes the holds of the backup on all tables, also on those that `tables` does not list any more."""
+        await self._call("backup_unpin_all", id=self._id)
+
     async def manifest_number(self) -> int:
         return int((await self._call("backup_numbers", count=1))["first"])
 

@@ -196,6 +196,13 @@ class BackupService:
     async def release_table(self, backup_id: str, uuid: str) -> None:
         await self._store.delete(hold_key(uuid, f"backup-{backup_id}"))
 
+    async def release_all_tables(self, backup_id: str) -> None:
+        """Removes all holds of the backup, also on tables that have no topic any more."""
+        holder = f"/backup-{backup_id}"
+        for key, _ in await self._store.list_all(catalog_keys.HOLDS):
+            if key.endswith(holder):
+                await self._store.delete(key)
+
     async def allocate_numbers(self, count: int) -> int:
         """The first of `count` numbers that no other manifest of this cluster has or will have."""
         return await self._store.allocate_id(MANIFEST_COUNTER, count)

@@ -555,12 +555,11 @@ async def _shown(progress: Progress, plan: BackupPlan) -> AsyncIterator[None]:
 
 async def _release_pins(target: Target, backup_id: str) -> bool:
     """Removes the holds and tags of a backup; False if the broker cannot be reached."""
-    from icestream.backup.backup_run import release_pin
+    from icestream.backup.backup_run import release_pins
     from icestream.backup.node_client import NodeClient
     from icestream.cli.broker_connection import broker_calls
     from icestream.cli.broker_settings import broker_instance
     from icestream.cli.catalog_access import catalog_settings
-    from icestream.iceberg.identifier import Identifier
     from icestream.processes.configured_catalog import open_catalog
 
     try:
@@ -570,8 +569,7 @@ async def _release_pins(target: Target, backup_id: str) -> bool:
         try:
             async with broker_calls(target.location) as broker:
                 node = NodeClient(broker.call, backup_id)
-                async for table in node.tables():
-                    await release_pin(node, catalog, backup_id, Identifier(table.namespace, table.name), table.uuid)
+                await release_pins(node, catalog, backup_id)
                 await node.end()  # of a run that was killed: it holds the log, and counts as running, for two minutes
         finally:
             await catalog.close()

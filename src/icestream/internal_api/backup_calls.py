@@ -9,6 +9,7 @@ backup_tail       id, topic, shard, offset, end     sections: [[base, rows, appe
 backup_tables     after                             tables: [[topic id, topic, namespace, name, uuid]], next or nil
 backup_pin        id, uuid, snapshot                nothing: the hold on a snapshot is written
 backup_unpin      id, uuid                          nothing: it is removed
+backup_unpin_all  id                                nothing: all holds of the backup are removed
 backup_numbers    count                             first: of so many numbers for manifests
 backup_freeze     id, ends: [topic, shard, end]     revision, metadata_bytes
 backup_part       id, name, start                   data: of `checkpoint` or `metadata`
@@ -36,6 +37,7 @@ BACKUP_METHODS: Final = (
     "backup_tables",
     "backup_pin",
     "backup_unpin",
+    "backup_unpin_all",
     "backup_numbers",
     "backup_freeze",
     "backup_part",
@@ -136,6 +138,10 @@ class BackupCalls:
     async def backup_unpin(self, caller: Caller, arguments: Document) -> Document:
         request = decode_arguments(UnpinTable, arguments)
         await self._service.release_table(request.id, request.uuid)
+        return {}
+
+    async def backup_unpin_all(self, caller: Caller, arguments: Document) -> Document:
+        await self._service.release_all_tables(decode_arguments(OfBackup, arguments).id)
         return {}
 
     async def backup_numbers(self, caller: Caller, arguments: Document) -> Document:

@@ -43,6 +43,7 @@ _BACKUP: Final = (
     "backup_tables",
     "backup_pin",
     "backup_unpin",
+    "backup_unpin_all",
     "backup_numbers",
     "backup_freeze",
     "backup_part",

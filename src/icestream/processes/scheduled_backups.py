@@ -26,7 +26,7 @@ from icestream import errors, limits
 from icestream.backup.backup_layout import new_backup_id
 from icestream.backup.backup_lock import lock_options
 from icestream.backup.backup_root import BackupRoot
-from icestream.backup.backup_run import BackupPlan, BackupRun, release_pin
+from icestream.backup.backup_run import BackupPlan, BackupRun, release_pins
 from icestream.backup.backup_schedule import KeptBackups, ScheduledBackup, due_in_ms, expired
 from icestream.backup.backup_target import BackupTarget, open_target
 from icestream.backup.drill_report import drill_due_in_ms
@@ -40,7 +40,6 @@ from icestream.backup.stored_drills import LastDrills, drill_key_id, last_drills
 from icestream.backup.warehouse_files import WarehouseFiles
 from icestream.catalogs.table_catalog import TableCatalog
 from icestream.iceberg.file_io import TableFiles
-from icestream.iceberg.identifier import Identifier
 from icestream.observability import metrics
 from icestream.observability.log import get_logger
 from icestream.processes.child_settings import child_command, child_line
@@ -183,9 +182,7 @@ class ScheduledBackups(TargetWork):
             _log.info("backup not deleted by retention", id=backup_id, reason=str(error))
             return
         node = NodeClient(self._call, backup_id)
-        async for table in node.tables():
-            identifier = Identifier(table.namespace, table.name)
-            await release_pin(node, self._catalog, backup_id, identifier, table.uuid)
+        await release_pins(node, self._catalog, backup_id)
         deleted = await stored.delete(backup_id, now_ms=self._now_ms)
         await update_inventory(stored.target, stored, self._now_ms)
         _log.info("backup deleted by retention", id=backup_id, objects=deleted.removed, bytes=deleted.removed_bytes)

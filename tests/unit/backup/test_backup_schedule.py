@@ -10,13 +10,14 @@ from icestream import errors, limits
 from icestream.backup.backup_run import BackupEffect
 from icestream.backup.backup_schedule import KeptBackups, ScheduledBackup, due_in_ms, expired
 from icestream.catalog.catalog_holds import holds_prefix
+from icestream.catalog.catalog_keys import HOLDS
 from icestream.processes.scheduled_backups import ScheduledBackups
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
 from icestream.settings import Settings, load
 from tests.support.backup_history import crash_at
-from tests.support.backup_world import BackupWorld, Crash, backup_world
+from tests.support.backup_world import ORDERS, BackupWorld, Crash, backup_world
 
 HOUR = 3_600_000
 
@@ -132,6 +133,21 @@ async def test_a_pass_deletes_a_run_that_was_killed_a_day_ago_with_its_pins(
         await schedule.run_pass()
         assert not await world.node.store.list_all("/holds/")
         assert await world.stored().backups() == []
+
+
+@pytest.mark.asyncio
+async def test_a_pass_ends_the_hold_of_a_topic_that_was_deleted_meanwhile(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await world.create_topic()
+        await world.bind()
+        await world.publish(4)
+        await world.commit(2)
+        await schedule_of(world, interval_ms="1ms", reference=True).run_pass()
+        (first,) = await world.stored().backups()
+        await world.call("delete_topic", topic=str(ORDERS), table="purge")
+        await schedule_of(world, interval_ms="1ms", keep_count=1).run_pass()
+        assert first.id not in [backup.id for backup in await world.stored().backups()]
+        assert await world.node.store.list_all(HOLDS) == []
 
 
 def test_a_schedule_needs_a_target() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from icestream import errors
 from icestream.backup import backup_layout as layout
-from icestream.backup.backup_run import BackupEffect, BackupRun, release_pin
+from icestream.backup.backup_run import BackupEffect, BackupRun, release_pins
 from icestream.backup.encryption import BackupKey
 from icestream.backup.node_client import NodeClient
 from icestream.catalog.catalog_holds import BACKUP_TAG
@@ -116,8 +116,7 @@ class InterruptedBackups:
     async def give_up(self, backup_id: str) -> None:
         """What `icestream backup delete` does with a run that cannot be resumed."""
         node = NodeClient(self.world.call, backup_id)
-        async for table in node.tables():
-            await release_pin(node, self.world.catalog, backup_id, Identifier(table.namespace, table.name), table.uuid)
+        await release_pins(node, self.world.catalog, backup_id)
         if await self.world.target.get(layout.begin_name(backup_id)) is not None:
             await self.world.stored(self.options.get("key")).delete(backup_id, now_ms=0)
         await node.end()  # as its lease does after a while
