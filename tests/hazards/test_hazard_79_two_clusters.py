@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from icestream.backup.backup_run import BackupEffect
 from icestream.backup.seed_manifest import SeedOptions
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog_records import PurgeRecord
@@ -16,7 +17,8 @@ from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
 from icestream.runtime.tasks import InlineOffload
 from icestream.settings import load
-from tests.support.backup_world import ORDERS, BackupWorld, backup_world
+from tests.support.backup_history import crash_at
+from tests.support.backup_world import ORDERS, BackupWorld, Crash, backup_world
 from tests.support.restore_world import RestoreWorld
 
 pytestmark = pytest.mark.asyncio
@@ -94,6 +96,22 @@ async def test_hazard_79_a_manifest_whose_name_is_taken_gets_the_next_number(
         assert (root.manifests.written, root.manifests.missing) == (2, [])
         assert await world.target.get("warehouse/m_1.json") == b"of another cluster"
         assert (await world.target.get("warehouse/m_4.json") or b"").startswith(b"{")
+
+
+async def test_hazard_79_a_backup_finishes_no_interrupted_one_of_another_single_node(tmp_path: Path) -> None:
+    """The other one's progress is how its own next backup finds the pins that it has to give back."""
+    async with backup_world(tmp_path / "one") as one, backup_world(tmp_path / "two") as two:
+        await prepare(one)
+        await prepare(two)
+        two.target = one.target
+        interrupted = one.run(on_effect=crash_at(BackupEffect.RELEASE))
+        with pytest.raises(Crash):
+            await interrupted.run()
+        await two.back_up()
+        assert await one.stored().half_finished() == [interrupted._plan.id]
+        await one.back_up()
+        assert await one.stored().half_finished() == []
+        assert await one.node.store.list_all(catalog_keys.HOLDS) == []
 
 
 async def test_hazard_79_retention_of_one_cluster_keeps_the_backups_of_the_other(tmp_path: Path) -> None:

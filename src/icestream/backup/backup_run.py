@@ -153,6 +153,11 @@ class CutRecord(msgspec.Struct, frozen=True):
     rows: list[list[Any]]
     frozen_ms: int = 0
 
+    @property
+    def owner(self) -> str:
+        """Whose pins it has: the cluster, or the log of a single node, whose cluster has no name (ADR 115)."""
+        return self.cluster or self.nodes[0].log_id
+
 
 class BatchRecord(msgspec.Struct, frozen=True):
     """A batch of copied files, and what became of its manifest."""
@@ -350,7 +355,7 @@ class BackupRun:
         for backup_id in await self._stored.half_finished():
             data = await self._target.get(layout.progress_name(backup_id, 0))
             cut = None if data is None else msgspec.json.decode(data, type=CutRecord)
-            if cut is None or self._cut is None or cut.cluster != self._cut.cluster:
+            if cut is None or self._cut is None or cut.owner != self._cut.owner:
                 continue
             try:
                 await self._finish_other(backup_id, cut)
