@@ -394,7 +394,9 @@ class BackupRun:
                 await self._unpin(topic.namespace, topic.name, topic.uuid)
         self._on_effect(BackupEffect.PROGRESS)
         await self._target.put_new(layout.progress_name(self._plan.id, 0), msgspec.json.encode(cut))
-        await self._node.end()
+        # It can be resumed from here on, so its pins stay whatever fails. The hold on the log ends by itself.
+        with contextlib.suppress(errors.IcestreamError):
+            await self._node.end()
         return cut
 
     async def _begin(self, node_state: HeldNode, begun_ms: int) -> None:

@@ -246,6 +246,26 @@ class FailingCatalog:
         return await self._inner.load(identifier)
 
 
+async def test_a_broker_that_is_away_behind_the_recorded_cut_takes_no_pins_back(tmp_path: Path) -> None:
+    """The hold on the log ends by itself; the backup goes on, or can be resumed."""
+    async with backup_world(tmp_path) as world:
+        backups = await InterruptedBackups.of(world, {})
+        run = world.run()
+        call, failed = run._node._call, []
+
+        async def losing(method: str, /, **arguments: object) -> Any:
+            if method == "backup_end":
+                failed.append(method)
+                raise errors.ConnectionLost("the link was cut")
+            return await call(method, **arguments)
+
+        run._node._call = losing
+        root = await run.run()
+        assert (root.state, failed) == ("complete", ["backup_end"])
+        assert await world.verify(root.id) == []
+        assert await backups.pins() == []
+
+
 async def test_a_namespace_that_is_gone_fails_no_other_backup_at_its_end(tmp_path: Path) -> None:
     """REST servers answer so for a table of such a namespace. It was that of a run that ended behind its root."""
     async with backup_world(tmp_path) as world:
