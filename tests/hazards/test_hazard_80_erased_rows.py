@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.broker.erasure_service import is_signed
 from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog_holds import BACKUP_TAG, HoldRecord, hold_key
@@ -24,16 +25,16 @@ from icestream.catalog.plans.commit_plans import erased_record
 from icestream.catalog.topic_rules.erased_record import ErasedRecord
 from icestream.catalogs.table_catalog import TableChange
 from icestream.model.erased_offsets import ErasedOffsets, encode_erased
-from icestream.model.erasure_messages import ErasureMode, HistoryChoice
+from icestream.model.erasure_messages import ErasureMode, ErasureProgress, HistoryChoice
 from icestream.model.scan_messages import ScanKind, ScanRequest
 from icestream.model.shard import GapState, ShardKey
 from icestream.pipeline.driver.effects import ERASURE_EFFECTS, Effect, Fault
-from icestream.pipeline.erasure.erasure_job import watch_erasures
+from icestream.pipeline.erasure.erasure_job import ErasureJob, watch_erasures
 from icestream.readers.lazy_scanner import LazyScanner
 from icestream.readers.row_group_cache_options import RowGroupCacheOptions
 from tests.support.compaction import RULE, add_compaction, compact
 from tests.support.erasures import Erasures, LocalSearcher, canary_places
-from tests.support.fault_world import FaultWorld, name_of
+from tests.support.fault_world import HANGS_SECONDS, FaultWorld, name_of
 from tests.support.interruptible_driver import DriverKilled, InterruptibleDriver
 
 pytestmark = pytest.mark.asyncio
@@ -419,3 +420,97 @@ async def test_hazard_80_an_unreadable_file_is_no_erasure(world: FaultWorld) -> 
     progress, report = await erasures.do(life, job, WHERE, ErasureMode.ERASE)
     assert "cannot be searched" in progress.error
     assert report == {}
+
+
+# --- failures that nothing expects ------------------------------------------------------------------------------------
+
+
+class FailingSearcher(LocalSearcher):
+    """Raises what no code raises by intention, in the Spark jobs of these numbers, counted from 1."""
+
+    def __init__(self, failing: range) -> None:
+        super().__init__()
+        self.failing = failing
+        self.calls = 0
+
+    def search(self, search_jobs: Sequence[bytes]) -> list[bytes]:
+        self.calls += 1
+        if self.calls in self.failing:
+            raise RuntimeError("no such thing")
+        return super().search(search_jobs)
+
+
+async def run_backed_off(
+    world: FaultWorld, erasures: Erasures, life: InterruptibleDriver, job: ErasureJob, mode: ErasureMode
+) -> ErasureProgress:
+    """Runs a request to its end, past the backoff of the job."""
+    request_id = await erasures.begin(WHERE, mode)
+    job.ask()
+    async with asyncio.timeout(HANGS_SECONDS):
+        while job.is_busy:
+            await life.driver.turn()
+            if not life.jobs.guard.may_run(job.name):
+                world.clock.advance(2)
+    progress, _ = erasures.service.progress(request_id)
+    return progress
+
+
+@pytest.mark.parametrize("failing", [1, 2], ids=["search", "write"])
+async def test_hazard_80_a_task_that_fails_unexpectedly_is_done_again(world: FaultWorld, failing: int) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    job, _ = erasures.add_to(life, FailingSearcher(range(failing, failing + 1)))
+    forget(world)
+    progress = await run_backed_off(world, erasures, life, job, ErasureMode.ERASE)
+    assert (progress.error, progress.findings.erased) == ("", 2)
+    await clean(world, life)
+    await world.check()
+    assert places(world) == []
+
+
+async def test_hazard_80_a_commit_that_fails_unexpectedly_is_done_again(
+    world: FaultWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    job, _ = erasures.add_to(life)
+    commit, calls = job._commits.commit, 0
+
+    async def fail_once(changes: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise KeyError("no such thing")
+        return await commit(changes)
+
+    monkeypatch.setattr(job._commits, "commit", fail_once)
+    forget(world)
+    progress = await run_backed_off(world, erasures, life, job, ErasureMode.ERASE)
+    assert (progress.error, progress.findings.erased) == ("", 2)
+    await clean(world, life)
+    await world.check()
+    assert places(world) == []
+
+
+async def test_hazard_80_a_check_whose_task_fails_unexpectedly_searches_again(world: FaultWorld) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    searcher = FailingSearcher(range(0))
+    job, _ = erasures.add_to(life, searcher)
+    await erasures.do(life, job, "key = 'plant/13/heat'", ErasureMode.ERASE)  # another message
+    searcher.calls, searcher.failing = 0, range(1, 2)
+    progress = await run_backed_off(world, erasures, life, job, ErasureMode.CHECK)
+    assert progress.error == ""
+    assert [place for place in progress.findings.left if place.startswith("table:")]
+
+
+async def test_hazard_80_an_erasure_that_always_fails_ends_with_an_error(
+    world: FaultWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "ERASURE_ATTEMPTS_MAX", 2)
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    job, _ = erasures.add_to(life, FailingSearcher(range(1, 1_000)))
+    progress = await run_backed_off(world, erasures, life, job, ErasureMode.ERASE)
+    assert (progress.error.partition(",")[0], progress.findings.erased) == ("the table changed", 0)
+    await world.check()

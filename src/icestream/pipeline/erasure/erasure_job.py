@@ -276,6 +276,10 @@ class ErasureJob(Job[_Erasure, None]):
             raise
         except errors.IcestreamError as error:
             await self._end(plan, error.message, error.hint or "")
+        except Exception:
+            # The step may be half done: files that it took from `waiting` are neither searched nor written again.
+            self._begin_again(plan)
+            raise
         else:
             # A broker that was restarted knows nothing of the request: its command has ended, too.
             if self._current is plan and not await self._broker.report_erasure(plan.progress):
@@ -313,7 +317,7 @@ class ErasureJob(Job[_Erasure, None]):
         await self._broker.report_erasure(erasure.progress)
 
     def _begin_again(self, erasure: _Erasure) -> None:
-        """Searches everything again: the table changed under the erasure."""
+        """Searches everything again: the table changed under the erasure, or a step of it failed."""
         if erasure.task is not None:
             erasure.task.cancel()
         erasure.attempts += 1
@@ -337,8 +341,9 @@ class ErasureJob(Job[_Erasure, None]):
         request = erasure.request
         if erasure.attempts > limits.ERASURE_ATTEMPTS_MAX:
             raise _Refused(
-                f"the table changed {limits.ERASURE_ATTEMPTS_MAX} times while messages were erased",
-                "try again when engines and compaction are less busy; what was erased stays erased",
+                f"the table changed, or a step failed, {limits.ERASURE_ATTEMPTS_MAX} times while messages were erased",
+                "see failures in `icestream pipeline status`, and try again when engines and compaction are less busy; "
+                "what was erased stays erased",
             )
         if self._tables.is_halted(request.topic_id):
             raise _Refused(
