@@ -29,7 +29,7 @@ from icestream.pipeline.compaction.compaction_job import CompactionJob, Compacti
 from icestream.pipeline.driver.maintenance_request import MaintenanceRequest, RequestedTable
 from icestream.pipeline.erasure.erasure_job import ErasureJob
 from icestream.pipeline.tables.topic_table import TopicTable
-from tests.support.compaction import RULE, compact
+from tests.support.compaction import RULE, add_compaction, compact
 from tests.support.deleting_engine import delete_by_key, delete_by_position, live_entries, table_of
 from tests.support.erasures import Erasures, canary_places
 from tests.support.fault_world import FaultWorld, name_of
@@ -428,3 +428,52 @@ async def test_hazard_80_a_backup_that_begins_meanwhile_keeps_its_files(
     await clean(world, life)
     assert files <= await world.present(1)
     assert {snapshot for snapshot, rows in (await rows_by_snapshot(world)).items() if (0, 1) in rows} == {held}
+
+
+# --- what rounds build on ---------------------------------------------------------------------------------------------
+
+
+async def manifests_of_main(world: FaultWorld) -> list[Path]:
+    metadata = (await world.catalog.load(name_of(1))).metadata
+    snapshots = {snapshot["snapshot-id"]: snapshot for snapshot in metadata["snapshots"]}
+    manifests = await world.avro.manifest_files(snapshots[metadata["current-snapshot-id"]]["manifest-list"])
+    return [Path(manifest.path.removeprefix("file:")) for manifest in manifests]
+
+
+@pytest.mark.parametrize("is_cleaned", [True, False], ids=["after the clean-up", "before the clean-up"])
+async def test_hazard_97_a_round_builds_on_the_manifests_of_the_sweep(world: FaultWorld, is_cleaned: bool) -> None:
+    """The sweep exchanges the manifests of main under its snapshot id. Rounds have loaded the table since the erasure
+    began, so theirs is another object."""
+    first = world.driver()
+    merging = add_compaction(first)
+    await ingest(world, first, 3)
+    merging._changed.add(1)
+    await compact(first, merging)  # the last commit: main has its DELETED entries
+    await first.lease.release()
+    await first.end()
+    life, erasures = world.driver(), Erasures(world)
+    job, _ = erasures.add_to(life)
+    request_id = await erasures.begin("key = 'nobody'", ErasureMode.ERASE)
+    job.ask()
+    while job._current is None or job._current.table is None:
+        await life.driver.turn()
+    job._current.next_look_ns = 2**62  # the search goes on later
+    await world.publish(1, 3)
+    await world.drain(life)
+    loaded = life.topics.loaded(1)
+    assert loaded is not None
+    assert loaded is not job._current.table
+    job._current.next_look_ns = 0
+    await erasures.run(life, job)
+    progress, _ = erasures.service.progress(request_id)
+    assert progress.error == ""
+    assert progress.findings.swept
+    if is_cleaned:
+        await world.clean(life)
+    await world.publish(1, 3)
+    await world.drain(life)
+    manifests = await manifests_of_main(world)
+    assert [path for path in manifests if not path.exists()] == []
+    entries = [entry for path in manifests for entry in await world.avro.entries(f"file:{path}")]
+    assert all(entry.is_live for entry in entries)
+    await world.check()

@@ -35,7 +35,7 @@ from icestream.catalog.plans.commit_plans import erased_record
 from icestream.catalog.topic_rules.erased_record import ErasedRecord, StatedErasure
 from icestream.catalog.topic_rules.history_claim import ExchangedFile, HistoryClaim, history_requirement
 from icestream.catalog.topic_rules.rewritten_rows import delete_file_of_entry
-from icestream.catalogs.table_catalog import CommitDone, TableCatalog, TableChange
+from icestream.catalogs.table_catalog import CommitDone, CommitOutcome, TableCatalog, TableChange
 from icestream.iceberg import values
 from icestream.iceberg.conversions import BOUND_LENGTH
 from icestream.iceberg.file_io import TableFiles
@@ -769,9 +769,7 @@ class ErasureJob(Job[_Erasure, None]):
             {"type": "assert-table-uuid", "uuid": table.table.uuid},
             {"type": "assert-ref-snapshot-id", "ref": MAIN, "snapshot-id": table.table.current_snapshot_id},
         ]
-        with self._effects.happens(Effect.DROP_HISTORY):
-            outcome = await self._catalog.commit(table.identifier, TableChange(requirements, updates))
-        table.is_stale = True
+        outcome = await self._commit_change(Effect.DROP_HISTORY, table, TableChange(requirements, updates))
         if not isinstance(outcome, CommitDone):
             self._count_attempt(erasure)
             return
@@ -784,6 +782,17 @@ class ErasureJob(Job[_Erasure, None]):
         ]
         findings.snapshots = sorted({*findings.snapshots, *dropped})
         findings.references = sorted({*findings.references, *names})
+
+    async def _commit_change(self, effect: Effect, table: TopicTable, change: TableChange) -> CommitOutcome:
+        """Commits a change of history, and has the table reloaded: main may have other manifests under the same
+        snapshot id, so no requirement refuses a round that builds on the former ones, which the clean-up removes."""
+        try:
+            with self._effects.happens(effect):
+                return await self._catalog.commit(table.identifier, change)
+        finally:
+            # Also when the outcome is not known. Rounds may have loaded the table after the erasure, as another object.
+            table.is_stale = True
+            self._tables.mark_stale([table.topic_id])
 
     def _count_attempt(self, erasure: _Erasure) -> None:
         erasure.attempts += 1
@@ -911,9 +920,7 @@ class ErasureJob(Job[_Erasure, None]):
             {"type": "assert-table-uuid", "uuid": table.table.uuid},
             history_requirement(claim, str(uuid.UUID(bytes=round_id))),
         ]
-        with self._effects.happens(Effect.REWRITE_HISTORY):
-            outcome = await self._catalog.commit(table.identifier, TableChange(requirements, []))
-        table.is_stale = True
+        outcome = await self._commit_change(Effect.REWRITE_HISTORY, table, TableChange(requirements, []))
         if not isinstance(outcome, CommitDone):
             self._jobs.files_left_behind(table)
             erasure.rewrite = None  # what it has written is in no list
