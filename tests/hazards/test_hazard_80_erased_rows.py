@@ -28,6 +28,7 @@ from icestream.model.erased_offsets import ErasedOffsets, encode_erased
 from icestream.model.erasure_messages import ErasureMode, ErasureProgress, HistoryChoice
 from icestream.model.scan_messages import ScanKind, ScanRequest
 from icestream.model.shard import GapState, ShardKey
+from icestream.pipeline.compaction.compaction_job import CompactionOptions
 from icestream.pipeline.driver.effects import ERASURE_EFFECTS, Effect, Fault
 from icestream.pipeline.erasure.erasure_job import ErasureJob, watch_erasures
 from icestream.readers.lazy_scanner import LazyScanner
@@ -246,6 +247,54 @@ async def test_hazard_80_what_compaction_does_meanwhile_is_searched_again(world:
     assert (progress.error, progress.findings.erased) == ("", 2)
     await clean(world, life)
     await world.check()
+
+
+@pytest.mark.parametrize("mode", [ErasureMode.ERASE, ErasureMode.CHECK], ids=str)
+async def test_hazard_80_a_file_that_goes_before_it_is_searched_has_its_rows_searched(
+    world: FaultWorld, monkeypatch: pytest.MonkeyPatch, mode: ErasureMode
+) -> None:
+    """Between the list of files and the search of the last one compaction writes the files again, their snapshots
+    expire, and the clean-up removes them."""
+    monkeypatch.setattr(limits, "ERASURE_STEP_FILES", 1)
+    life, erasures = world.driver(), Erasures(world)
+    merging = add_compaction(life, RULE._replace(files_min=1_000, is_requested=False))
+    job, _ = erasures.add_to(life, compaction=merging)
+    await ingest(world, life, 4)
+    if mode is ErasureMode.CHECK:
+        await erasures.do(life, job, "key = 'plant/13/heat'", ErasureMode.ERASE)  # another message
+    request_id = await erasures.begin(WHERE, mode)
+    job.ask()
+    while job._current is None or job._current.files is None:
+        await life.driver.turn()
+    listed = [Path(location.removeprefix("file:")) for location in job._current.files.main]
+    job._current.next_look_ns = 2**62  # the search goes on later
+    merging._options = CompactionOptions(rule=RULE, interval_ms=0)
+    merging._changed.add(1)
+    await compact(life, merging)
+    merging._options = CompactionOptions(rule=RULE._replace(files_min=1_000, is_requested=False))
+    metadata = (await world.catalog.load(name_of(1))).metadata
+    main = metadata["current-snapshot-id"]
+    others = [snapshot["snapshot-id"] for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] != main]
+    await world.catalog.commit(name_of(1), TableChange([], [{"action": "remove-snapshots", "snapshot-ids": others}]))
+    table = life.topics.loaded(1)
+    assert table is not None
+    life.cleaner.clean_now(table)
+    for _ in range(3):
+        world.clock.advance(400)
+        await world.clean(life)
+    assert not any(path.exists() for path in listed)
+    job._current.next_look_ns = 0
+    await erasures.run(life, job)
+    progress, _ = erasures.service.progress(request_id)
+    assert progress.error == ""
+    if mode is ErasureMode.CHECK:
+        assert [place for place in progress.findings.left if place.startswith("table:")]
+        return
+    assert progress.findings.erased == 2
+    forget(world)
+    await clean(world, life)
+    await world.check()
+    assert places(world) == []
 
 
 async def test_hazard_97_a_report_is_signed_and_names_nobody(world: FaultWorld) -> None:

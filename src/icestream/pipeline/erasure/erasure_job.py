@@ -2,6 +2,7 @@
 
     commit    wait until everything that was synced when the request came is in the table
     search    every data file that a snapshot names, a few in each Spark job. A dry run ends here
+              A live file that is gone meanwhile has everything searched again
     erase     the files of main that have the messages are written again, a few at a time; each commit removes rows and
               records their offsets in one transaction (catalog/topic_rules/erase_claim.py). What compaction changed
               meanwhile has everything searched again
@@ -394,6 +395,9 @@ class ErasureJob(Job[_Erasure, None]):
             erasure.progress.done, erasure.progress.all = 0, len(erasure.waiting)
         if not await self._run_tasks(erasure):
             return
+        if any(result.is_gone and self._has_heirs(erasure, number) for number, result in erasure.results.items()):
+            self._begin_again(erasure)
+            return
         self._count(erasure)
         is_blocked = erasure.matched & (erasure.files.foreign | (erasure.files.main.keys() & erasure.foreign))
         if request.history is HistoryChoice.REWRITE and request.mode is not ErasureMode.CHECK:
@@ -552,11 +556,25 @@ class ErasureJob(Job[_Erasure, None]):
         await asyncio.sleep(0)  # tasks in this process are over at once
         return False
 
+    def _has_heirs(self, erasure: _Erasure, number: int) -> bool:
+        """Whether the rows of a listed file may be in a file that is younger than the list: compaction goes on during a
+        search, and writes files of main again, as engines do with those of branches. What only former snapshots and no
+        snapshot name is written again by nothing."""
+        assert erasure.files is not None
+        assert erasure.table is not None
+        files, location = erasure.files, erasure.locations[number]
+        return (
+            location in files.main
+            or location in files.foreign
+            or location in files.deletes
+            or any(location in files.history.get(head, ()) for head in _branch_heads(erasure.table.table))
+        )
+
     def _count(self, erasure: _Erasure) -> None:
         assert erasure.files is not None
         findings, results = erasure.progress.findings, erasure.results
         is_main = {number: location in erasure.files.main for number, location in erasure.locations.items()}
-        findings.files_searched = len(results)
+        findings.files_searched = sum(not result.is_gone for result in results.values())
         findings.messages = sum(result.live for number, result in results.items() if is_main[number])
         findings.newer = sum(result.newer for number, result in results.items() if is_main[number])
         matched_rows = sum(result.matched for number, result in results.items() if is_main[number])
