@@ -81,18 +81,25 @@ class RetainedSet:
         """Shard and offset of the rows of an Icestream topic that values were taken from, in order."""
         return sorted((value.shard, value.offset) for value in self._values.values() if value.topic_id == topic_id)
 
-    def forget(self, topic_id: int, places: AbstractSet[tuple[int, int]]) -> int:
-        """Drops the values of erased rows; returns how many. No change is noted: a record of it would have the name of
-        the MQTT topic. The log of the set must be compacted (RetainedLog.forget)."""
-        topics = [
-            topic
-            for topic, value in self._values.items()
+    def forget(self, topic_id: int, places: AbstractSet[tuple[int, int]]) -> list[RetainedValue]:
+        """Drops the values of erased rows; returns them. No change is noted: a record of it would have the name of the
+        MQTT topic. The log of the set must be compacted (RetainedLog.forget)."""
+        values = [
+            value
+            for value in self._values.values()
             if value.topic_id == topic_id and (value.shard, value.offset) in places
         ]
-        for topic in topics:
-            self._set(topic, None)
-            self._changed.discard(topic)
-        return len(topics)
+        for value in values:
+            self._set(value.topic, None)
+            self._changed.discard(value.topic)
+        return values
+
+    def put_back(self, values: Iterable[RetainedValue]) -> None:
+        """Takes values of `forget` again, because the log still has them. A topic that changed meanwhile is left."""
+        for value in values:
+            if value.topic not in self._values and value.topic not in self._changed:
+                self._set(value.topic, value)
+                self._changed.add(value.topic)  # it may have been noted as changed before
 
     def take_changes(self) -> list[AnyRecord]:
         """What changed since the last call, as one transaction; nothing if nothing did."""

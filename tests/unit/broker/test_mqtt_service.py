@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from icestream import errors
 from icestream.broker.erasure_service import ErasureService
 from icestream.broker.mqtt.message_rows import BlockMessages, encode_messages
 from icestream.broker.service import Broker
@@ -346,3 +347,28 @@ async def test_hazard_58_a_subscription_that_begins_or_ends_within_a_run_decides
     assert (decision is not None) == is_decided
     assert bool(decision and decision.generation) == is_matched
     await machine.kill()
+
+
+@pytest.mark.parametrize("error", [errors.DiskFull("full"), RuntimeError("no such thing")], ids=["refused", "failed"])
+async def test_hazard_97_a_retained_message_that_the_log_keeps_is_named_again(
+    machine: MqttMachine, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """The log cannot be compacted, so the message is there after a restart: the next erasure has to hear of it."""
+    broker = await machine.open_broker()
+    publisher = await connected(broker, "p")
+    await publisher.publish("home/alice", b"canary", is_retained=True)
+    await quiet()
+    topic_id = broker.topic(MESSAGES).record.id
+    places = await broker.mqtt.retained_places(topic_id)
+
+    async def fail() -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.mqtt._retained_log._storage, "wait_durable", fail)
+        with pytest.raises((errors.NotReady, RuntimeError)):
+            await broker.mqtt.forget_retained(topic_id, set(places))
+    assert await broker.mqtt.retained_places(topic_id) == places
+    assert await broker.mqtt.forget_retained(topic_id, set(places)) == len(places) == 1
+    assert await broker.mqtt.retained_places(topic_id) == []
+    await broker.shutdown()

@@ -9,6 +9,7 @@ from icestream.durable.retained import RetainedSet
 from icestream.durable.session_records import (
     AnyRecord,
     RetainedApplied,
+    RetainedCleared,
     RetainedValue,
     decode_transaction,
     encode_transaction,
@@ -77,8 +78,27 @@ def test_values_of_erased_rows_are_forgotten_without_a_record() -> None:
     retained.fold(value("a", 5, b"2"))
     assert retained.places(5) == [(0, 2), (0, 5), (1, 1)]
     assert retained.places(6) == []
-    assert retained.forget(6, {(0, 5)}) == 0
-    assert retained.forget(5, {(0, 5), (1, 1), (1, 7)}) == 2
+    assert retained.forget(6, {(0, 5)}) == []
+    assert [item.topic for item in retained.forget(5, {(0, 5), (1, 1), (1, 7)})] == ["a/b", "a"]
     assert retained.topics() == ["$SYS/x"]
     assert [type(record) for record in retained.take_changes()] == [RetainedApplied]
     assert retained.held_bytes == len("$SYS/x1")
+
+
+def test_forgotten_values_are_put_back_unless_their_topic_changed() -> None:
+    retained = RetainedSet()
+    for offset, topic in enumerate(["kept", "newer", "cleared"]):
+        retained.fold(value(topic, offset, b"old"))
+    values = retained.forget(5, {(0, 0), (0, 1), (0, 2)})
+    retained.take_changes()
+    retained.fold(value("newer", 3, b"new"))
+    retained.fold(value("cleared", 4, b""))
+    retained.put_back(values)
+    assert {item.topic: item.payload for item in retained.latest(9)} == {"kept": b"old", "newer": b"new"}
+    records = retained.take_changes()
+    assert [(type(record), record.topic) for record in records if not isinstance(record, RetainedApplied)] == [
+        (RetainedCleared, "cleared"),
+        (RetainedValue, "kept"),
+        (RetainedValue, "newer"),
+    ]
+    assert retained.held_bytes == len("keptold") + len("newernew")

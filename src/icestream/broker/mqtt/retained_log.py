@@ -5,7 +5,8 @@
               size. An applied offset without its values would lose them; values without it are folded again
     compact   writes every value again when the shard is longer than SESSION_LOG_FACTOR times the live values, or its
               begin holds log files that others have filled since; then everything before is released
-    forget    drops the values of erased rows, and compacts: nothing of them is in the shard any more
+    forget    drops the values of erased rows, and compacts: nothing of them is in the shard any more. If the storage
+              refuses that, the values are put back
 
 Each value is taken when its block is made, so a newer one is never followed by an older one.
 """
@@ -72,12 +73,19 @@ class RetainedLog:
 
     async def forget(self, topic_id: int, places: AbstractSet[tuple[int, int]]) -> int:
         """Drops the values of erased rows for good; returns how many. Raises NotReady if the storage takes nothing now:
-        then they are there again after a restart."""
+        then the set has them again, as the log does."""
         async with self._writing:
-            count = self.values.forget(topic_id, places)
-            if count and not await self._compact():
+            values = self.values.forget(topic_id, places)
+            is_compacted = False
+            try:
+                is_compacted = not values or await self._compact()
+            finally:
+                # Otherwise the next erasure and its check would not hear of values that the log still has.
+                if not is_compacted:
+                    self.values.put_back(values)
+            if not is_compacted:
                 raise errors.NotReady("the retained messages of MQTT cannot be written again now", hint="erase again")
-            return count
+            return len(values)
 
     async def _write(self) -> None:
         records = self.values.take_changes()
