@@ -63,7 +63,7 @@ def erase(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the messages and what has them.")] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="Read everything, and list what is left of an earlier erasure.")
+        bool, typer.Option("--check", help="Search the table's files, and list what is left.")
     ] = False,
     verify: Annotated[
         Path | None, typer.Option("--verify", metavar="FILE", help="Only check the signature of a report.")
