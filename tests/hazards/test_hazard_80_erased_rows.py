@@ -23,7 +23,7 @@ from icestream.catalog import catalog_keys, catalog_records
 from icestream.catalog.catalog_holds import BACKUP_TAG, HoldRecord, hold_key
 from icestream.catalog.plans.commit_plans import erased_record
 from icestream.catalog.topic_rules.erased_record import ErasedRecord
-from icestream.catalogs.table_catalog import TableChange
+from icestream.catalogs.table_catalog import CommitDone, TableChange
 from icestream.model.erased_offsets import ErasedOffsets, encode_erased
 from icestream.model.erasure_messages import ErasureMode, ErasureProgress, HistoryChoice
 from icestream.model.scan_messages import ScanKind, ScanRequest
@@ -292,6 +292,25 @@ async def test_hazard_80_a_file_that_goes_before_it_is_searched_has_its_rows_sea
         return
     assert progress.findings.erased == 2
     forget(world)
+    await clean(world, life)
+    await world.check()
+    assert places(world) == []
+
+
+async def test_hazard_80_an_erasure_goes_on_under_a_new_epoch(world: FaultWorld) -> None:
+    """Ingest that fails gives the lease up while files are written again. Their names have the epoch of before."""
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    job, _ = erasures.add_to(life)
+    forget(world)
+    request_id = await erasures.begin(WHERE, ErasureMode.ERASE)
+    job.ask()
+    while job._current is None or job._current.phase != "erase" or job._current.task is None:
+        await life.driver.turn()
+    await life.lease.release()
+    await erasures.run(life, job)
+    progress, _ = erasures.service.progress(request_id)
+    assert (progress.error, progress.findings.erased) == ("", 2)
     await clean(world, life)
     await world.check()
     assert places(world) == []

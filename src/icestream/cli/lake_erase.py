@@ -62,9 +62,7 @@ def erase(
         bool, typer.Option("--dead-letters", help="The same for the topics of dead letters of its subscriptions.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the messages and what has them.")] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Search the table's files, and list what is left.")
-    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Search the table's files, and list what is left.")] = False,
     verify: Annotated[
         Path | None, typer.Option("--verify", metavar="FILE", help="Only check the signature of a report.")
     ] = None,

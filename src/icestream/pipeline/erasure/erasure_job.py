@@ -174,8 +174,9 @@ class _Erasure:
     results: dict[int, SearchResult] = field(default_factory=dict)
     matched: set[str] = field(default_factory=set)  # files with messages that match; files never change
     foreign: set[str] = field(default_factory=set)  # searched files that an engine wrote
+    erase_epoch: int = 0  # of the pipeline that writes files of main again: under another one they cannot be committed
     exchanged: dict[str, SearchResult] = field(default_factory=dict)  # by file of history: what it was written again as
-    exchange_epoch: int = 0  # of the pipeline that wrote them: under another one they cannot be committed
+    exchange_epoch: int = 0  # the same, of these files
     rewrite: HistoryRewrite | None = None
     settled: set[int] = field(default_factory=set)  # snapshots whose manifests are as they must be
     task: asyncio.Task[list[bytes]] | None = None
@@ -421,7 +422,7 @@ class ErasureJob(Job[_Erasure, None]):
                 "`--history drop` removes these snapshots, tags and branches; `--history rewrite` keeps them, without "
                 "the messages. Nothing was changed",
             )
-        erasure.waiting = self._erase_jobs(erasure)
+        erasure.waiting, erasure.erase_epoch = self._erase_jobs(erasure), self._lease.check()
         erasure.progress.done, erasure.progress.all = 0, len(erasure.waiting)
         erasure.results, erasure.phase = {}, "erase" if erasure.waiting else "history"
 
@@ -614,6 +615,8 @@ class ErasureJob(Job[_Erasure, None]):
         assert erasure.files is not None
         if any(result.is_gone for result in results.values()):
             return False
+        if self._lease.check() != erasure.erase_epoch:
+            return False  # a failure of ingest, or a lease that was lost meanwhile, ends an epoch
         table = await self._tables.refreshed(erasure.table)
         if table is None:
             return False
