@@ -316,6 +316,22 @@ async def test_hazard_80_an_erasure_goes_on_under_a_new_epoch(world: FaultWorld)
     assert places(world) == []
 
 
+async def test_hazard_80_a_main_that_is_rolled_back_meanwhile_is_no_erasure(world: FaultWorld) -> None:
+    life, erasures = world.driver(), Erasures(world)
+    await ingest(world, life)
+    job, _ = erasures.add_to(life)
+    request_id = await erasures.begin(WHERE, ErasureMode.ERASE)
+    former = (await world.catalog.load(name_of(1))).metadata["current-snapshot-id"]
+    job.ask()
+    while job._current is None or job._current.phase != "history":
+        await life.driver.turn()
+    update = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": former}
+    assert isinstance(await world.catalog.commit(name_of(1), TableChange([], [update])), CommitDone)
+    await erasures.run(life, job)
+    progress, _ = erasures.service.progress(request_id)
+    assert progress.error.startswith("the table changed")
+
+
 async def test_hazard_97_a_report_is_signed_and_names_nobody(world: FaultWorld) -> None:
     life, erasures = world.driver(), Erasures(world)
     await ingest(world, life, 1)

@@ -746,6 +746,9 @@ class ErasureJob(Job[_Erasure, None]):
         erasure.table = table
         # Again: the commits of this erasure have made snapshots of history with the files that they replaced.
         erasure.files = await self._table_files(erasure)
+        if erasure.files.main.keys() & erasure.matched:
+            self._begin_again(erasure)  # an engine has rolled main back to files with the messages
+            return
         stale, held = set(self._snapshots_with(erasure)), await self._held(table)
         findings = erasure.progress.findings
         findings.must_do = [
