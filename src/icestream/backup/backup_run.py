@@ -252,6 +252,10 @@ class BackupRun:
     def _now_ms(self) -> int:
         return self._clock.wall_us() // 1_000
 
+    @property
+    def _key_id(self) -> str:
+        return self._upload.key.id if self._upload.key is not None else ""
+
     # --- the order ---
 
     async def run(self) -> BackupRoot:
@@ -269,7 +273,8 @@ class BackupRun:
         return await self._complete(parent)
 
     async def resume(self) -> BackupRoot:
-        """Continues the backup of this id. Raises InvalidInput if its cut was not recorded, or if it is complete."""
+        """Continues the backup of this id. Raises InvalidInput if its cut was not recorded, or if it is complete, and
+        ConfigurationError with another key than that of its begin."""
         root = await self._stored.root_or_none(self._plan.id)
         data = await self._target.get(layout.progress_name(self._plan.id, 0))
         if data is None:
@@ -293,6 +298,11 @@ class BackupRun:
         self._upload.reused |= {row.path for row in self._copied.rows if layout.digest_of_object(row.path) is not None}
         if root is not None:  # the run ended behind it: the pins are still there
             return await self._finish(root)
+        if (begun_with := self._cut.metadata.key_id) != self._key_id:
+            raise errors.ConfigurationError(
+                f"backup {self._plan.id} was begun with {_key_text(begun_with)}, not {_key_text(self._key_id)}",
+                hint="resume it with the key of its begin, or begin another backup",
+            )
         await self._check_lock()
         return await self._complete(await self._rows_of_parent())
 
@@ -307,10 +317,15 @@ class BackupRun:
         root = await self._stored.root_or_none(parent) if parent else None
         return [] if root is None else [*await self._stored.object_rows(root)]
 
+    def _is_reusable(self, row: ObjectRow) -> bool:
+        """Whether an object of the parent can be one of this backup: of a file of a table, and under the key of the
+        run. A plain one would outlive its parent in an encrypted backup, one of another key could not be opened."""
+        return bool(row.source) and row.role in ("data", "deletes") and row.key_id == self._key_id
+
     async def _complete(self, parent: Sequence[ObjectRow]) -> BackupRoot:
         assert self._cut is not None
         self.progress.phase = "copy"
-        unchanged = {row.source: row for row in parent if row.source and row.role in ("data", "deletes")}
+        unchanged = {row.source: row for row in parent if self._is_reusable(row)}
         if self._seed.enable and not self._copied.batches:
             # Tails, checkpoint and metadata store: uploaded with the cut, whose record has their rows.
             await self._record_batch([ObjectRow._make(row) for row in self._cut.rows], [])
@@ -400,10 +415,9 @@ class BackupRun:
         return cut
 
     async def _begin(self, node_state: HeldNode, begun_ms: int) -> None:
-        key_id = self._upload.key.id if self._upload.key is not None else ""
         begin = BackupBegin(
             FORMAT_VERSION, self._plan.id, self._plan.kind, self._plan.parent, self._plan.topics, begun_ms,
-            node_state.revision, node_state.cluster, node_state.node, key_id, node_state.log_id,
+            node_state.revision, node_state.cluster, node_state.node, self._key_id, node_state.log_id,
         )  # fmt: skip
         await self._upload.put_document(layout.begin_name(self._plan.id), encode_document(begin))
 
@@ -1051,6 +1065,10 @@ def _step_over(gaps: Sequence[tuple[int, int]], offset: int) -> int:
 def _times(sections: Sequence[SectionRead]) -> tuple[int, int]:
     times = [section.append_time_us for section in sections]
     return min(times), max(times)
+
+
+def _key_text(key_id: str) -> str:
+    return f"key {key_id}" if key_id else "no key"
 
 
 def _size(rows: Sequence[ObjectRow]) -> int:

@@ -28,6 +28,7 @@ from tests.support.topic_lake import TABLE
 
 pytestmark = pytest.mark.asyncio
 KEY = BackupKey(bytes(range(32)))
+OTHER_KEY = BackupKey(bytes(range(1, 33)))
 
 
 async def prepare(world: BackupWorld, published: int = 10, committed: int = 6) -> int:
@@ -331,6 +332,52 @@ async def test_an_encrypted_backup_has_no_plain_byte_of_a_message(tmp_path: Path
         wrong = await world.verify(root.id, key=BackupKey(bytes(32)))
         assert wrong
         assert all("encrypted with key" in finding.text for finding in wrong)
+
+
+@pytest.mark.parametrize("former", [None, OTHER_KEY], ids=["plain parent", "rotated key"])
+async def test_an_incremental_backup_has_no_object_of_another_key(tmp_path: Path, former: BackupKey | None) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        parent = await world.back_up(key=former)
+        child = await world.back_up(key=KEY, parent=parent.id)
+        await world.stored().delete(parent.id)
+        assert {row.key_id for row in await world.stored().rows_of(child.id)} == {KEY.id}
+        assert await world.verify(child.id, key=KEY) == []
+        # The key of the parent is that of the run again: nothing of a table is read.
+        run = world.run(key=KEY, parent=child.id)
+        source = RecordingSource(run)
+        root = await run.run()
+        assert not [path for path in source.read if path.endswith(".parquet")]
+        assert await world.verify(root.id, key=KEY) == []
+
+
+async def test_a_plain_incremental_backup_of_an_encrypted_one_is_plain(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        parent = await world.back_up(key=KEY)
+        child = await world.back_up(parent=parent.id)
+        assert {row.key_id for row in await world.stored().rows_of(child.id)} == {""}
+        assert await world.verify(child.id) == []
+
+
+@pytest.mark.parametrize("keys", [(None, KEY), (KEY, None), (KEY, OTHER_KEY)], ids=["set", "unset", "rotated"])
+async def test_a_run_is_not_resumed_with_another_key(
+    tmp_path: Path, keys: tuple[BackupKey | None, BackupKey | None]
+) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+
+        def strike(reached: BackupEffect) -> None:
+            if reached is BackupEffect.ROOT:
+                raise Crash
+
+        killed = world.run(on_effect=strike, key=keys[0])
+        with pytest.raises(Crash):
+            await killed.run()
+        with pytest.raises(errors.ConfigurationError, match="was begun with"):
+            await world.run(id=killed._plan.id, key=keys[1]).resume()
+        root = await world.run(id=killed._plan.id, key=keys[0]).resume()
+        assert await world.verify(root.id, key=keys[0]) == []
 
 
 async def test_verify_names_every_flipped_bit_and_every_missing_object(tmp_path: Path) -> None:
