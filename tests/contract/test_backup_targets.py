@@ -53,6 +53,14 @@ async def test_a_name_is_given_once(target: BackupTarget) -> None:
     assert (await target.get("hint"), await target.size("hint"), await target.get("absent")) == (b"22", 2, None)
 
 
+@pytest.mark.parametrize("damage", [b"0123456x89", b"01234", b""], ids=["changed", "cut", "empty"])
+async def test_an_adopted_file_replaces_a_damaged_object(target: BackupTarget, damage: bytes) -> None:
+    await target.put("objects/ab/x.parquet", damage)
+    assert not await target.adopt(spooled(target, b"0123456789"), "objects/ab/x.parquet")
+    assert b"".join(target.chunks("objects/ab/x.parquet")) == b"0123456789"
+    assert not [*target.spool.iterdir()]
+
+
 async def test_an_object_is_adopted_once_and_read_in_pieces(target: BackupTarget) -> None:
     data = bytes(range(256)) * 10_000
     assert await target.adopt(spooled(target, data), "objects/ab/x.parquet")
@@ -73,26 +81,25 @@ async def test_an_object_has_durable_bytes_before_its_name_and_folders_are_synce
     root = tmp_path / "target"
     target = DirectoryTarget(root, InlineOffload())
     effects: list[str] = []
-    sync, link = os.fsync, os.link
+    sync, replace = os.fsync, os.replace
 
     def record_sync(number: int) -> None:
         effects.append(str(Path(f"/proc/self/fd/{number}").readlink().relative_to(root)))
         sync(number)
 
-    def record_link(source: Path, path: Path) -> None:
-        effects.append("link")
-        link(source, path)
+    def record_replace(source: Path, path: Path) -> None:
+        replace(source, path)
+        effects.append("name")
 
     monkeypatch.setattr(os, "fsync", record_sync)
-    monkeypatch.setattr(os, "link", record_link)
+    monkeypatch.setattr(os, "replace", record_replace)
     names = ["objects/ab/x.parquet", "objects/ab/y.parquet", "objects/cd/z.parquet"]
     paths = [spooled(target, name.encode()) for name in names]
     for path, name in zip(paths, names, strict=True):
         await target.adopt(path, name)
-    links = [effect for effect in effects if effect == "link" or effect.startswith(".partial")]
-    assert [effect for effect in links if effect != "link"] == [f".partial/{path.name}" for path in paths]
-    assert links[0] != "link", "the bytes of an object are synced before it has a name"
-    assert effects[-1] == "link", "no folder is synced for each object"
+    assert effects == [effect for path in paths for effect in (f".partial/{path.name}", "name")], (
+        "the bytes of an object are synced before it has a name, and no folder for each object"
+    )
     effects.clear()
     await target.keep_names(names)
     assert sorted(effects) == [".", "objects", "objects/ab", "objects/cd"]

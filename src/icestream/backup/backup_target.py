@@ -1,8 +1,9 @@
 """The store that backups lie in: a directory, or a prefix of a bucket (ADR 70).
 
     put_new     a small object on the condition that its name is free; the same bytes under it are a success
-    adopt       a finished temporary file becomes the object of this name; False if the object is there already. It has
-                all of its bytes, also after a power loss; its name is durable after the next keep_names
+    adopt       a finished temporary file becomes the object of this name, which is that of its bytes. False if there
+                was one: it is replaced all the same, for it may be damaged. It has all of its bytes, also after a power
+                loss; its name is durable after the next keep_names
     keep_names  these names, which adopt gave or found, are durable when it returns: once for many objects
     get         the bytes of a small object, None if it does not exist
     chunks      the bytes of an object, piece by piece, for a thread. Raises BackupDamaged if it does not exist
@@ -14,7 +15,7 @@
     locks       the object lock of the store; None for one that has none, whatever its bucket says
 
 A name that leads out of the target raises BackupDamaged. What the others have written is durable when they return.
-`spool` is the directory for temporary files: of a directory target its own `.partial`, so that adopting is a link and
+`spool` is the directory for temporary files: of a directory target its own `.partial`, so that adopting is a rename and
 not a copy.
 """
 
@@ -24,7 +25,7 @@ import asyncio
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -103,8 +104,7 @@ class DirectoryTarget:
             raise _unreadable(name, error) from None
 
     async def put_new(self, name: str, data: bytes) -> None:
-        path = await self._offload.run(lambda: self._spool(data))
-        if not await self.adopt(path, name) and await self.get(name) != data:
+        if not await self._offload.run(lambda: self._link(self._spool(data), name)) and await self.get(name) != data:
             raise errors.AlreadyExists(f"{self.location(name)} already exists")
         await self.keep_names([name])
 
@@ -127,23 +127,30 @@ class DirectoryTarget:
             file.write(data)
         return Path(name)
 
+    def _link(self, path: Path, name: str) -> bool:
+        """Gives a temporary file this name; False if the name is taken."""
+        try:
+            _sync(path)
+            # A link, not a rename: it fails if the name exists, so nothing is ever replaced.
+            _with_folder(os.link, path, self._path(name))
+        except FileExistsError:
+            return False
+        finally:
+            path.unlink()
+        return True
+
     async def adopt(self, path: Path, name: str) -> bool:
         def adopt() -> bool:
             try:
                 target = self._path(name)
                 # Synced before it gets its name: an object that exists has all of its bytes, also after a power loss.
                 _sync(path)
-                # A link, not a rename: it fails if the name exists, so nothing is ever replaced.
-                try:
-                    os.link(path, target)
-                except FileNotFoundError:
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    os.link(path, target)
-            except FileExistsError:
-                return False
+                has_existed = target.exists()
+                # These bytes are those of the name, what is there may have been damaged. Its readers keep their file.
+                _with_folder(os.replace, path, target)
             finally:
-                path.unlink()
-            return True
+                path.unlink(missing_ok=True)
+            return not has_existed
 
         return await self._offload.run(adopt)
 
@@ -260,11 +267,11 @@ class BucketTarget:
 
     async def adopt(self, path: Path, name: str) -> bool:
         try:
-            size = await self._offload.run(lambda: path.stat().st_size)
-            if await self._bucket.size(self.key(name)) == size:
-                return False
-            await self._bucket.upload(self.key(name), path)
-            return True
+            key = self.key(name)
+            has_existed = await self._bucket.exists(key)
+            # Also if it exists: one of the same size may have other bytes, and not every store says their SHA-256.
+            await self._bucket.upload(key, path)
+            return not has_existed
         finally:
             await self._offload.run(path.unlink)
 
@@ -319,6 +326,15 @@ def open_target(
 def _unreadable(name: str, error: OSError) -> errors.BackupDamaged:
     reason = "it does not exist" if isinstance(error, FileNotFoundError) else str(error)
     return errors.BackupDamaged(f"object {name} of the backup cannot be read: {reason}")
+
+
+def _with_folder(move: Callable[[Path, Path], None], path: Path, target: Path) -> None:
+    """Links or renames a file, and makes the folder of its new name if there is none."""
+    try:
+        move(path, target)
+    except FileNotFoundError:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        move(path, target)
 
 
 def _sync(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Copies files of tables into a backup target: in this process by threads, or by tasks of a Spark job (ADR 117).
 
-Both run `FileCopy`: a file is read once, hashed, written, and becomes the object of its SHA-256. A file whose object is
-there already is read and not written again, so whoever copies it, and however often, the objects are the same.
+Both run `FileCopy`: a file is read once, hashed, written, and becomes the object of its SHA-256, also if there is one,
+which may be damaged. So whichever process copies it, and however often, the objects are the same.
 
     CopyJob     what one task copies, msgpack: files, target, store options, its share of the rate
     CopyResult  in the order of the files: reference, and whether the object is new

@@ -402,6 +402,34 @@ async def test_verify_names_every_flipped_bit_and_every_missing_object(tmp_path:
         assert [finding.object for finding in await world.verify(root.id)] == [root.objects.path]
 
 
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+async def test_a_full_backup_replaces_a_damaged_object(tmp_path: Path, damage: str) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        first = await world.back_up()
+        (row,) = [row for row in await world.stored().rows_of(first.id) if row.role == "data"]
+        damage_object(tmp_path / "backups" / row.path, damage)
+        assert [finding.object for finding in await world.verify(first.id)] == [row.path]
+        second = await world.back_up()
+        for root in (first, second):
+            assert await world.verify(root.id) == [], "both name the object, which has its bytes again"
+
+
+async def test_an_incremental_backup_replaces_a_cut_object(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        parent = await world.back_up()
+        (row,) = [row for row in await world.stored().rows_of(parent.id) if row.role == "data"]
+        damage_object(tmp_path / "backups" / row.path, "cut")
+        root = await world.back_up(parent=parent.id)
+        assert await world.verify(root.id) == []
+
+
+def damage_object(path: Path, damage: str) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:-10] if damage == "cut" else data[:100] + bytes([data[100] ^ 1]) + data[101:])
+
+
 async def test_hazard_92_two_swapped_objects_are_named(tmp_path: Path) -> None:
     async with backup_world(tmp_path) as world:
         await prepare(world)
