@@ -1,11 +1,18 @@
 """The root of a backup and its begin, as JSON (ADR 70 has the meaning of each field). Pure.
 
-A reader refuses a higher `format_version`, and ignores fields that it does not know.
+A reader refuses a higher `format_version`, and ignores fields that it does not know. The last line of a document is its
+digest, and every reader compares it:
+
+    "sha256": "<64 hex>"    SHA-256 of the bytes of the document without this line and the comma before it
+
+Documents of versions before it have none. Such a version knew no field that this one does not know, which tells its
+documents from those whose digest was damaged.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from typing import Final, Literal, TypeVar
 
@@ -15,6 +22,7 @@ from icestream import errors
 from icestream.catalogs.object_lock import LockMode
 
 FORMAT_VERSION: Final = 1
+_DIGEST_LINE: Final = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n\}\Z')
 # Why a topic was left out whose record came between the cut of the log and the freeze of the metadata store.
 CREATED_DURING_BACKUP: Final = "created during the backup"
 Kind = Literal["copy", "reference"]
@@ -188,12 +196,16 @@ Document = TypeVar("Document", BackupBegin, BackupRoot)
 
 
 def encode_document(document: BackupBegin | BackupRoot) -> bytes:
-    """The JSON text of a root or a begin, readable by people."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=1)
+    """The JSON text of a root or a begin with its digest, readable by people."""
+    text = msgspec.json.format(msgspec.json.encode(document), indent=1)
+    return text.removesuffix(b"\n}") + b',\n "sha256": "%b"\n}' % hashlib.sha256(text).hexdigest().encode()
 
 
 def decode_document(kind: type[Document], name: str, data: bytes) -> Document:
     """Raises BackupDamaged, and FormatUnknown for a version that is not known."""
+    line = _DIGEST_LINE.search(data)
+    if line is not None and hashlib.sha256(data[: line.start()] + b"\n}").hexdigest() != line[1].decode():
+        raise _changed(name)
     try:
         version = msgspec.json.decode(data, type=_Versioned).format_version
         if version > FORMAT_VERSION:
@@ -201,9 +213,22 @@ def decode_document(kind: type[Document], name: str, data: bytes) -> Document:
                 f"{name} has format version {version}, this version of Icestream reads up to {FORMAT_VERSION}",
                 hint="use the version that wrote it, or a later one",
             )
+        if line is None and not msgspec.json.decode(data, type=dict[str, msgspec.Raw]).keys() <= _names(kind):
+            raise _changed(name)
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise errors.BackupDamaged(f"{name} is not a {kind.__name__}: {error}") from None
+
+
+def _names(kind: type[Document]) -> set[str]:
+    return {field.encode_name for field in msgspec.structs.fields(kind)}
+
+
+def _changed(name: str) -> errors.BackupDamaged:
+    return errors.BackupDamaged(
+        f"{name} was changed: its SHA-256 differs",
+        hint="`icestream backup delete` removes this backup; the objects of others stay",
+    )
 
 
 class _Versioned(msgspec.Struct):

@@ -1,8 +1,9 @@
 """Verifies a backup by its target alone: no broker, no catalog.
 
-    quick    root and object list fit their digests; each object exists with its size; tails cover every offset between
-             the tables and the ends; manifests of seed 003 that the root calls missing are reported; of a locked backup
-             root and BACKUP_LOCK_SAMPLE other objects, spread over their names, are locked as the root says
+    quick    root, begin and object list fit their digests; each object exists with its size; tails cover every offset
+             between the tables and the ends; manifests of seed 003 that the root calls missing are reported; of a
+             locked backup root and BACKUP_LOCK_SAMPLE other objects, spread over their names, are locked as the root
+             says
     deep     every byte of every object is read: its digest is its name, frames authenticate, tails decode and cover
              their offsets, the metadata store loads, checkpoints decode, views name files of the list, data files have
              their rows; every object of a locked backup is locked as the root says
@@ -74,6 +75,7 @@ class BackupVerification:
             return [BackupFinding(root.objects.path, "error", str(error))]
         findings = [finding async for finding in self._check_objects(root, rows, is_deep=is_deep)]
         findings += self._check_root(root, rows)
+        findings += await self._check_begin(backup_id)
         findings += await self._check_locks(root, rows, is_deep=is_deep)
         if is_deep:
             findings += [finding async for finding in self._check_tails(root)]
@@ -101,6 +103,14 @@ class BackupVerification:
             for shard in topic.shards:
                 findings += _check_coverage(root, topic, shard)
         return findings
+
+    async def _check_begin(self, backup_id: str) -> list[BackupFinding]:
+        """A restore does not read the begin; schedules and deletions do."""
+        try:
+            await self._stored.begin(backup_id)
+        except (errors.BackupDamaged, errors.UnknownBackup) as error:
+            return [BackupFinding(layout.begin_name(backup_id), "warning", str(error))]
+        return []
 
     async def _check_locks(self, root: BackupRoot, rows: Sequence[ObjectRow], *, is_deep: bool) -> list[BackupFinding]:
         if root.lock is None:

@@ -45,9 +45,10 @@ def inventory_schema() -> Object:
 
 
 async def update_inventory(target: BackupTarget, stored: StoredBackups, now_ms: int) -> str:
-    """Writes the next version of the inventory; returns the location of its metadata file."""
+    """Writes the next version of the inventory, without backups whose root is damaged; returns the location of its
+    metadata file."""
     for _ in range(_ATTEMPTS):
-        roots = [backup.root for backup in await stored.backups() if backup.root is not None]
+        roots = [backup.root for backup in await stored.readable() if backup.root is not None]
         names = await target.names(f"{layout.INVENTORY}/metadata/")
         version = max((int(match[1]) for name in names if (match := _VERSION.fullmatch(name))), default=0) + 1
         try:

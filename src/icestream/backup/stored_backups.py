@@ -31,7 +31,9 @@ from icestream.backup.encryption import BackupKey, decrypt
 from icestream.backup.object_list import ObjectRow, decode_list
 from icestream.metadata.snapshot import load_snapshot
 from icestream.metadata.state_machine import StateMachine
+from icestream.observability.log import get_logger
 
+_log = get_logger("backup")
 _PROGRESS: Final = re.compile(r"backups/[^/]+/progress-[0-9]{8}\.json")
 
 
@@ -40,6 +42,13 @@ class StoredBackup(NamedTuple):
 
     id: str
     root: BackupRoot | None
+
+
+def _in_order(backups: Iterable[StoredBackup]) -> list[StoredBackup]:
+    # Ids sort by the second; two backups of one second by their roots.
+    return sorted(
+        backups, key=lambda backup: (backup.id.partition("-")[0], (backup.root and backup.root.begun_ms) or 0)
+    )
 
 
 class DeletedBackup(NamedTuple):
@@ -67,11 +76,17 @@ class StoredBackups:
 
     async def backups(self) -> list[StoredBackup]:
         """All backups, the oldest first. A root that cannot be read raises BackupDamaged."""
-        backups = [StoredBackup(backup_id, await self.root_or_none(backup_id)) for backup_id in await self.ids()]
-        # Ids sort by the second; two backups of one second by their roots.
-        return sorted(
-            backups, key=lambda backup: (backup.id.partition("-")[0], (backup.root and backup.root.begun_ms) or 0)
-        )
+        return _in_order([StoredBackup(id_, await self.root_or_none(id_)) for id_ in await self.ids()])
+
+    async def readable(self) -> list[StoredBackup]:
+        """As `backups`, without those whose root is damaged: one of them must not stop the next backup."""
+        backups = []
+        for backup_id in await self.ids():
+            try:
+                backups.append(StoredBackup(backup_id, await self.root_or_none(backup_id)))
+            except errors.BackupDamaged as error:
+                _log.warning("backup left out: its root is damaged", id=backup_id, reason=str(error))
+        return _in_order(backups)
 
     async def latest(self) -> BackupRoot | None:
         """The root of the newest complete backup; None without one. Raises BackupDamaged."""
@@ -220,29 +235,36 @@ class StoredBackups:
     # --- deletion ---
 
     async def check_deletable(self, backup_id: str, now_ms: int) -> None:
-        """Raises Refused for a backup that is locked at this time. Raises BackupDamaged."""
-        check_unlocked(await self.root_or_none(layout.check_backup_id(backup_id)), now_ms)
+        """Raises Refused for a backup that is locked at this time, and BackupDamaged if a damaged root hides that."""
+        try:
+            root = await self.root_or_none(layout.check_backup_id(backup_id))
+        except errors.BackupDamaged:
+            if self.target.locks is not None:
+                raise
+            return  # no store without locks has a locked backup
+        check_unlocked(root, now_ms)
 
     async def delete(
         self, backup_id: str, *, now_ms: int, on_progress: Callable[[int, int], None] = lambda _done, _all: None
     ) -> DeletedBackup:
         """Deletes a backup and the objects that nothing else needs. `on_progress`: objects that were looked at, of how
-        many. Raises UnknownBackup, and Refused for a backup that is locked at `now_ms`.
+        many. Raises UnknownBackup, and Refused for a backup that is locked at `now_ms`. Of a backup whose own root or
+        list is damaged its folder goes, and objects as below.
 
         While nothing else is unfinished, objects that no backup names are removed, too: runs left them that ended.
-        Raises BackupDamaged if the list of another backup cannot be read, because it might need any object.
+        Raises BackupDamaged if the root or the list of another backup cannot be read, because it might need any object.
         """
         mark = layout.deletion_name(layout.check_backup_id(backup_id))
         await self.check_deletable(backup_id, now_ms)
         if await self.target.get(mark) is None:
-            await self.begin(backup_id)
+            if await self.target.get(layout.begin_name(backup_id)) is None:
+                raise errors.UnknownBackup(f"no backup {backup_id}", hint="`icestream backup list` shows the backups")
             await self.target.put(mark, b"{}")
         # Objects first, then backups: what a run uploads after this listing is not in it, and the begin of what was
         # uploaded before is in the next.
         stored = await self.target.names(layout.OBJECTS)
-        others = [backup for backup in await self.backups() if backup.id != backup_id]
-        root = await self.root_or_none(backup_id)
-        own = {row.path for row in await self.object_rows(root)} if root is not None else set[str]()
+        others = [StoredBackup(id_, await self.root_or_none(id_)) for id_ in await self.ids() if id_ != backup_id]
+        own = await self._own_objects(backup_id)
         marked = {path async for path in self._marked(others)}
         candidates = own if any(backup.root is None for backup in others) else own | {*stored}
         # The root goes before its objects: without it there is no backup, whatever a crash leaves behind.
@@ -261,6 +283,15 @@ class StoredBackups:
             await self.target.remove(name)
         await self.target.remove(mark)
         return DeletedBackup(backup_id, removed, removed_bytes, len(own & marked))
+
+    async def _own_objects(self, backup_id: str) -> set[str]:
+        """The objects in the list of a backup; none if it has no list that can be read."""
+        try:
+            root = await self.root_or_none(backup_id)
+            return set() if root is None else {row.path for row in await self.object_rows(root)}
+        except errors.BackupDamaged as error:
+            _log.warning("the objects of a damaged backup are not known", id=backup_id, reason=str(error))
+            return set()
 
     async def deletions(self) -> list[str]:
         """The ids of the backups whose deletion has begun and not ended."""

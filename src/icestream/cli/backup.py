@@ -228,9 +228,12 @@ def delete(
 
         now_ms = SystemClock().wall_us() // 1_000
         await stored.check_deletable(resolved, now_ms)  # before its pins are gone
-        begin = await stored.begin(resolved)
+        try:
+            kind = (await stored.begin(resolved)).kind
+        except errors.BackupDamaged:
+            kind = "reference"  # perhaps
         is_released = await _release_pins(Target(broker, config, sets), resolved)
-        if not is_released and begin.kind == "reference":
+        if not is_released and kind == "reference":
             raise errors.ConnectionLost(
                 f"the pins of reference backup {resolved} cannot be removed without its broker",
                 hint="start the broker, and delete the backup then",

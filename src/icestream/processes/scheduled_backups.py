@@ -141,8 +141,12 @@ class ScheduledBackups(TargetWork):
         that a restore has replaced. Retention must not delete theirs (hazard 79)."""
         log_id = await NodeClient(self._call, "").log_id()
         own = []
-        for backup in await stored.backups():
-            begin = await stored.begin(backup.id)
+        for backup in await stored.readable():
+            try:
+                begin = await stored.begin(backup.id)
+            except errors.BackupDamaged as error:
+                _log.warning("backup left out: its begin is damaged", id=backup.id, reason=str(error))
+                continue
             if begin.log_id == log_id:
                 active_ms = await stored.active_ms(begin) if backup.root is None else 0
                 own.append(ScheduledBackup(backup.id, begin.begun_ms, backup.root is not None, begin.parent, active_ms))

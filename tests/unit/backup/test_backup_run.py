@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -10,6 +11,7 @@ import pytest
 
 from icestream import errors, limits
 from icestream.backup import backup_layout as layout
+from icestream.backup.backup_root import BackupBegin, BackupRoot, decode_document
 from icestream.backup.backup_run import BackupEffect
 from icestream.backup.encryption import BackupKey
 from icestream.backup.inventory_table import update_inventory
@@ -340,7 +342,7 @@ async def test_an_incremental_backup_has_no_object_of_another_key(tmp_path: Path
         await prepare(world)
         parent = await world.back_up(key=former)
         child = await world.back_up(key=KEY, parent=parent.id)
-        await world.stored().delete(parent.id)
+        await world.stored().delete(parent.id, now_ms=0)
         assert {row.key_id for row in await world.stored().rows_of(child.id)} == {KEY.id}
         assert await world.verify(child.id, key=KEY) == []
         # The key of the parent is that of the run again: nothing of a table is read.
@@ -441,6 +443,66 @@ async def test_hazard_92_two_swapped_objects_are_named(tmp_path: Path) -> None:
             path.write_bytes(content)
         named = {finding.object for finding in await world.verify(root.id, key=KEY)}
         assert {first.path, second.path} <= named
+
+
+async def test_verify_names_every_flipped_bit_of_root_and_begin(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        root = await world.back_up()
+        assert await world.stored().root(root.id) == root
+        name, folder = layout.root_name(root.id), tmp_path / "backups"
+        data = (folder / name).read_bytes()
+        for changed in flipped(data):
+            with pytest.raises(errors.BackupDamaged, match=name):
+                decode_document(BackupRoot, name, changed)
+        (folder / name).write_bytes(data.replace(b'"end": 10', b'"end": 8'))
+        with pytest.raises(errors.BackupDamaged, match=f"{name} was changed"):
+            await world.verify(root.id)
+        (folder / name).write_bytes(data)
+        begin = layout.begin_name(root.id)
+        written = (folder / begin).read_bytes()
+        for changed in flipped(written):
+            with pytest.raises(errors.BackupDamaged, match=begin):
+                decode_document(BackupBegin, begin, changed)
+        (folder / begin).write_bytes(written.replace(b'"kind": "copy"', b'"kind": "reference"'))
+        assert [finding.object for finding in await world.verify(root.id)] == [begin]
+
+
+def flipped(data: bytes) -> Iterator[bytes]:
+    """The data with each of its bits flipped, one at a time."""
+    for at in range(len(data)):
+        for bit in range(8):
+            yield data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
+
+
+async def test_a_root_without_a_digest_is_one_of_an_earlier_version(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        root = await world.back_up()
+        path = tmp_path / "backups" / layout.root_name(root.id)
+        document = orjson.loads(path.read_bytes())
+        digest = document.pop("sha256")
+        path.write_bytes(orjson.dumps(document))
+        assert await world.verify(root.id) == []
+        for field in ("sha256", "sha25v"):
+            path.write_bytes(orjson.dumps(document | {field: digest}))
+            with pytest.raises(errors.BackupDamaged, match="was changed"):
+                await world.verify(root.id)
+
+
+async def test_a_backup_with_a_damaged_root_stops_no_other_and_is_deleted(tmp_path: Path) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        damaged = await world.back_up()
+        path = tmp_path / "backups" / layout.root_name(damaged.id)
+        path.write_bytes(path.read_bytes().replace(b'"end": 10', b'"end": 8'))
+        root = await world.back_up()
+        assert [backup.id for backup in await world.stored().readable()] == [root.id]
+        with pytest.raises(errors.BackupDamaged, match=damaged.id):  # it might need any object
+            await world.stored().delete(root.id, now_ms=0)
+        await world.stored().delete(damaged.id, now_ms=0)
+        assert [backup.id for backup in await world.stored().backups()] == [root.id]
+        assert await world.verify(root.id) == []
 
 
 async def test_a_root_of_a_later_version_is_refused(tmp_path: Path) -> None:
