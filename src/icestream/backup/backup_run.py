@@ -318,9 +318,11 @@ class BackupRun:
         return [] if root is None else [*await self._stored.object_rows(root)]
 
     def _is_reusable(self, row: ObjectRow) -> bool:
-        """Whether an object of the parent can be one of this backup: of a file of a table, and under the key of the
-        run. A plain one would outlive its parent in an encrypted backup, one of another key could not be opened."""
-        return bool(row.source) and row.role in ("data", "deletes") and row.key_id == self._key_id
+        """Whether an object of the parent can be one of this backup: of a file of a table, in the target, and under the
+        key of the run. A plain one would outlive its parent in an encrypted backup, one of another key could not be
+        opened. A reference backup names files of the warehouse, which are no objects."""
+        is_of_table = bool(row.source) and row.role in ("data", "deletes")
+        return is_of_table and not row.is_original and row.key_id == self._key_id
 
     async def _complete(self, parent: Sequence[ObjectRow]) -> BackupRoot:
         assert self._cut is not None

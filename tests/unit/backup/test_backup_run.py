@@ -15,6 +15,7 @@ from icestream.backup.backup_root import BackupBegin, BackupRoot, decode_documen
 from icestream.backup.backup_run import BackupEffect
 from icestream.backup.encryption import BackupKey
 from icestream.backup.inventory_table import update_inventory
+from icestream.backup.object_list import ObjectRow
 from icestream.backup.seed_manifest import SeedOptions
 from icestream.backup.tail_object import decode_tail
 from icestream.broker import records
@@ -223,6 +224,26 @@ async def test_an_incremental_backup_reads_only_new_files(tmp_path: Path) -> Non
         # The parent goes, the child stays whole (hazard 92).
         deleted = await world.stored().delete(parent.id, now_ms=0)
         assert deleted.kept > 0
+        assert await world.verify(root.id) == []
+
+
+@pytest.mark.parametrize("kind", ["copy", "reference"])
+async def test_a_backup_is_incremental_from_a_reference_backup_of_a_bucket(tmp_path: Path, kind: str) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare(world)
+        parent = await world.back_up(kind="reference")
+        run = world.run(kind=kind, parent=parent.id)
+        rows_of = run._stored.rows_of
+
+        async def in_a_bucket(backup_id: str) -> list[ObjectRow]:
+            return [
+                row._replace(path=row.path.replace("file:/", "s3://bucket/")) if row.is_original else row
+                for row in await rows_of(backup_id)
+            ]
+
+        run._stored.rows_of = in_a_bucket  # type: ignore[method-assign]
+        root = await run.run()
+        assert root.state == "complete"
         assert await world.verify(root.id) == []
 
 
