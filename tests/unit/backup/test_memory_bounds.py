@@ -5,6 +5,7 @@ the stores at every read. They do not depend on the size or the number of the fi
 from __future__ import annotations
 
 import random
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from icestream import limits
-from icestream.backup.backup_target import DirectoryTarget
+from icestream.backup.backup_target import PARTIAL, DirectoryTarget
 from icestream.backup.encryption import BackupKey
 from icestream.backup.stored_backups import StoredBackups
 from icestream.backup.warehouse_files import WarehouseFiles
@@ -45,13 +46,16 @@ class BytesUnderWay:
         self.peak = 0
 
     def _written(self) -> int:
-        size = 0
-        for path in self._folder.rglob("*"):
-            try:
-                size += path.stat().st_size if path.is_file() else 0
-            except FileNotFoundError:  # a temporary file
-                continue
-        return size
+        sizes: dict[int, int] = {}  # by inode: a file moves out of the folder for temporary files while this looks
+        for folder in (self._folder / PARTIAL, self._folder):
+            for path in folder.rglob("*"):
+                try:
+                    entry = path.stat()
+                except FileNotFoundError:  # a temporary file
+                    continue
+                if stat.S_ISREG(entry.st_mode):
+                    sizes[entry.st_ino] = entry.st_size
+        return sum(sizes.values())
 
     def counted(self, read: Callable[[str], Iterator[bytes]]) -> Callable[[str], Iterator[bytes]]:
         def chunks(location: str) -> Iterator[bytes]:
