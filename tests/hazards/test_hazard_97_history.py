@@ -19,7 +19,7 @@ from icestream.catalog.catalog_holds import BACKUP_TAG, HoldRecord, hold_key
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.catalogs.table_catalog import TableChange
 from icestream.iceberg.manifests import manifest_file_of_record
-from icestream.iceberg.relocation import SourceManifest, rewrite_manifest
+from icestream.iceberg.relocation import NewFile, SourceManifest, rewrite_manifest
 from icestream.model import ShardKey
 from icestream.model.backlog_messages import RetainedTopic
 from icestream.model.erasure_messages import ErasureMode, ErasureProgress, HistoryChoice
@@ -215,10 +215,13 @@ async def move_files(world: FaultWorld, *, has_digest: bool) -> None:
     manifests = []
     for number, manifest in enumerate(await world.avro.manifest_files(snapshot["manifest-list"])):
         entries = await world.avro.entries(manifest.path)
-        sizes = {entry.file_path: copy_file(entry.file_path, has_digest=has_digest) for entry in entries}
+        new_files = {
+            entry.file_path: NewFile(copy_file(entry.file_path, has_digest=has_digest), entry.record_count)
+            for entry in entries
+        }
         location = f"{table.location}/metadata/restored-{number}.avro"
         source = SourceManifest(manifest.path, await world.files.read(manifest.path), manifest.record)
-        moved = rewrite_manifest(source, location, copy_of, sizes)
+        moved = rewrite_manifest(source, location, copy_of, new_files)
         await world.files.create(location, [moved.data])
         manifests.append(manifest_file_of_record({**moved.record, "manifest_path": location}))
     now_ms, keeps = int(snapshot["timestamp-ms"]), TagRetention(0, 0)

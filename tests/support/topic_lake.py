@@ -250,17 +250,20 @@ class TopicLake:
         } | more
         return {"status": 1, "snapshot_id": None, "sequence_number": None, "data_file": file}
 
-    async def write_deletes(self, entry: Any, positions: Iterable[int], content: int = 1) -> Any:
-        """A file that deletes rows of another by their places in it."""
-        path = entry["data_file"]["file_path"]
-        at = sorted(positions)
+    async def write_deletes(
+        self, entry: Any, positions: Iterable[int], content: int = 1, more: Mapping[str, Iterable[int]] | None = None
+    ) -> Any:
+        """A file that deletes rows of another by their places in it. `more`: of further files, by their paths."""
+        places = {entry["data_file"]["file_path"]: positions} | dict(more or {})
+        rows = sorted((path, at) for path, positions_of_path in places.items() for at in positions_of_path)
         schema = pa.schema(
             [
                 pa.field("file_path", pa.string(), metadata={b"PARQUET:field_id": b"2147483546"}),
                 pa.field("pos", pa.int64(), metadata={b"PARQUET:field_id": b"2147483545"}),
             ]
         )
-        arrow_table = pa.table([pa.array([path] * len(at)), pa.array(at, pa.int64())], schema)
+        columns = [pa.array([path for path, _ in rows]), pa.array([at for _, at in rows], pa.int64())]
+        arrow_table = pa.table(columns, schema)
         where = f"{(await self.table()).location}/data/{uuid.uuid4()}-deletes.parquet"
         self._write(where, arrow_table, 1_000_000, True)
         return self._entry(where, arrow_table, {}, content)

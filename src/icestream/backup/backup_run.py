@@ -191,6 +191,16 @@ class _Table:
 
 
 @dataclass(slots=True)
+class _ViewDeletes:
+    """The position deletes of a view, by their old paths: those that were written anew, and those that it has not,
+    because the table has none of the files that they name."""
+
+    names: dict[str, str] = field(default_factory=dict)
+    files: dict[str, relocation.NewFile] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class _CopyProgress:
     """What of the copy is done."""
 
@@ -877,14 +887,16 @@ class BackupRun:
         deletes = await self._rewrite_deletes(topic, folder, manifests)
 
         def new_path(path: str) -> str:
-            if path in deletes:
-                return self._target.location(deletes[path])
+            if path in deletes.names:
+                return self._target.location(deletes.names[path])
             return self._location(self._copied.by_source[path])
 
         records = []
         for number, manifest in enumerate(manifests):
             name = f"{folder}/metadata/manifest-{number}.avro"
-            rewritten = relocation.rewrite_manifest(manifest, self._target.location(name), new_path)
+            rewritten = relocation.rewrite_manifest(
+                manifest, self._target.location(name), new_path, deletes.files, deletes.left_out
+            )
             await self._put_view_file(topic, name, rewritten.data)
             records.append(rewritten.record)
         list_file = f"{folder}/metadata/{table_view.LIST_FILE}"
@@ -899,25 +911,37 @@ class BackupRun:
 
     async def _rewrite_deletes(
         self, topic: TopicCut, folder: str, manifests: Sequence[relocation.SourceManifest]
-    ) -> dict[str, str]:
-        """Writes position deletes anew with the paths of the backup; returns their names by their old paths. In a
-        reference backup, whose data files keep their paths, nothing is rewritten."""
-        names: dict[str, str] = {}
-        if self._plan.kind == "reference":
-            return names
+    ) -> _ViewDeletes:
+        """Writes position deletes anew with the paths of the backup. In a reference backup, whose data files keep their
+        paths, nothing is rewritten."""
+        deletes = _ViewDeletes()
         for manifest in manifests:
             for entry in live_entries(manifest.path, manifest.data):
-                if entry.content != POSITION_DELETES_CONTENT or entry.file_format != "parquet":
+                if entry.content != POSITION_DELETES_CONTENT:
+                    continue
+                if (referenced := entry.referenced_data_file) is not None and self._location_or_none(
+                    referenced
+                ) is None:
+                    deletes.left_out.add(entry.file_path)
+                    continue
+                if self._plan.kind == "reference" or entry.file_format != "parquet":
                     continue
                 row = self._copied.by_source[entry.file_path]
                 data = await self._stored.content(row.reference, "deletes")
-                name = f"{folder}/metadata/deletes-{len(names)}.parquet"
-                rewritten = table_view.rewrite_position_deletes(
-                    data, lambda path: self._location(self._copied.by_source[path])
-                )
-                await self._put_view_file(topic, name, rewritten)
-                names[entry.file_path] = name
-        return names
+                rewritten = table_view.rewrite_position_deletes(data, self._location_or_none)
+                if not rewritten.rows:
+                    deletes.left_out.add(entry.file_path)
+                    continue
+                name = f"{folder}/metadata/deletes-{len(deletes.names)}.parquet"
+                await self._put_view_file(topic, name, rewritten.data)
+                deletes.names[entry.file_path] = name
+                deletes.files[entry.file_path] = relocation.NewFile(len(rewritten.data), rewritten.rows)
+        return deletes
+
+    def _location_or_none(self, path: str) -> str | None:
+        """Where the backup has a file of a table; None for one that is not live: deletes may name it still."""
+        row = self._copied.by_source.get(path)
+        return None if row is None else self._location(row)
 
     async def _put_view_file(self, topic: TopicCut, name: str, data: bytes) -> None:
         reference = await self._stored.put_named(name, data)

@@ -17,7 +17,7 @@ from icestream.catalog.topic_rules.snapshot_progress import removals_after_snaps
 from icestream.catalog.topic_rules.topic_properties import PREFIX
 from icestream.iceberg import avro, manifests, table_metadata
 from icestream.iceberg.manifests import ManifestFile, live_entries
-from icestream.iceberg.relocation import SourceManifest, rewrite_manifest
+from icestream.iceberg.relocation import NewFile, SourceManifest, rewrite_manifest
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
@@ -81,11 +81,11 @@ def restored_manifests(
     table: TableMetadata,
     sources: Sequence[tuple[ManifestFile, bytes]],
     new_path: Callable[[str], str],
-    sizes: Mapping[str, int],
+    new_files: Mapping[str, NewFile],
     left_out: Container[str] = (),
 ) -> tuple[list[ManifestFile], list[RestoredFile]]:
-    """The manifests of the backup with the paths of the new table; `sizes`: of files that were written anew, by their
-    old path. `left_out`: files that are not in the new table."""
+    """The manifests of the backup with the paths of the new table; `new_files`: those that were written anew, by
+    their old path. `left_out`: files that are not in the new table."""
     files: list[RestoredFile] = []
     entries: list[ManifestFile] = []
     for number, (manifest, data) in enumerate(sources):
@@ -94,7 +94,7 @@ def restored_manifests(
         if not kept:
             continue
         source = SourceManifest(manifest.path, data, manifest.record)
-        rewritten = rewrite_manifest(source, location, new_path, sizes, left_out)
+        rewritten = rewrite_manifest(source, location, new_path, new_files, left_out)
         files.append(RestoredFile(location, [rewritten.data]))
         length = len(rewritten.data)
         record = {"added_snapshot_id": manifest.snapshot_id, **rewritten.record}

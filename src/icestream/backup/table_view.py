@@ -14,7 +14,7 @@ from __future__ import annotations
 import io
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -28,17 +28,26 @@ _DROPPED: Final = ("metadata-log", "snapshot-log", "statistics", "partition-stat
 _PLACES: Final = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
 
 
-def rewrite_position_deletes(data: bytes, new_path: Callable[[str], str]) -> bytes:
-    """A Parquet file of position deletes whose rows name the files of the backup."""
+class RewrittenDeletes(NamedTuple):
+    """A Parquet file of position deletes. Without rows it deletes nothing, and is left out."""
+
+    data: bytes
+    rows: int
+
+
+def rewrite_position_deletes(data: bytes, new_path: Callable[[str], str | None]) -> RewrittenDeletes:
+    """Position deletes whose rows name the files of the backup. `new_path`: None for a file that is no longer live: a
+    file of deletes for several files stays while one of them is rewritten. The rows for it delete nothing."""
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
     table = pq.read_table(io.BytesIO(data))
     number = table.schema.get_field_index("file_path")
     paths = pa.array([new_path(path) for path in table.column(number).to_pylist()], table.schema.field(number).type)
+    rewritten = table.set_column(number, table.schema.field(number), paths).filter(paths.is_valid())
     stream = io.BytesIO()
-    pq.write_table(table.set_column(number, table.schema.field(number), paths), stream, compression="zstd")
-    return stream.getvalue()
+    pq.write_table(rewritten, stream, compression="zstd")
+    return RewrittenDeletes(stream.getvalue(), len(rewritten))
 
 
 def view_metadata(

@@ -27,6 +27,13 @@ class SourceManifest(NamedTuple):
     record: Mapping[str, Any]
 
 
+class NewFile(NamedTuple):
+    """A file that was written anew: its size and its rows."""
+
+    size: int
+    rows: int
+
+
 class RewrittenManifest(NamedTuple):
     """The bytes of a manifest, and its record for the manifest list."""
 
@@ -38,15 +45,16 @@ def rewrite_manifest(
     source: SourceManifest,
     path: str,
     new_path: Callable[[str], str],
-    sizes: Mapping[str, int] = MappingProxyType({}),
+    new_files: Mapping[str, NewFile] = MappingProxyType({}),
     left_out: Container[str] = (),
 ) -> RewrittenManifest:
-    """Returns a manifest with other paths, to be written at `path`. `new_path`: of a file, by its old path. `sizes`: of
-    files that were written anew, by their old path. `left_out`: old paths of files that it shall not have. Raises
-    MetadataFileDamaged."""
+    """Returns a manifest with other paths, to be written at `path`. `new_path`: of a file, by its old path.
+    `new_files`: by their old path. `left_out`: old paths of files that it shall not have. Raises MetadataFileDamaged.
+    """
     file = read_manifest_file(source.path, source.data)
     every = [record for record in file.records if record["status"] != DELETED]
     live = [record for record in every if record["data_file"]["file_path"] not in left_out]
+    has_fewer_rows = False
     for record in live:
         data_file = record["data_file"]
         if data_file.get("content") == POSITION_DELETES_CONTENT:
@@ -56,7 +64,9 @@ def rewrite_manifest(
                     data_file[bounds] = [pair for pair in data_file[bounds] if pair["key"] != _DELETE_FILE_PATH]
         if data_file.get("referenced_data_file"):
             data_file["referenced_data_file"] = new_path(data_file["referenced_data_file"])
-        data_file["file_size_in_bytes"] = sizes.get(data_file["file_path"], data_file["file_size_in_bytes"])
+        if (new_file := new_files.get(data_file["file_path"])) is not None:
+            has_fewer_rows |= new_file.rows < data_file["record_count"]
+            data_file["file_size_in_bytes"], data_file["record_count"] = new_file
         data_file["file_path"] = new_path(data_file["file_path"])
     data = file.with_records(live, _sync_marker(source.path))
     record = {**source.record, "manifest_path": path, "manifest_length": len(data)}
@@ -64,14 +74,14 @@ def rewrite_manifest(
     for name in ("deleted_files_count", "deleted_rows_count", "deleted_data_files_count"):
         if name in record:
             record[name] = 0
-    if len(live) < len(every):
+    if len(live) < len(every) or has_fewer_rows:
         record |= _counts(record, live)
     return RewrittenManifest(data, record)
 
 
 def _counts(record: Mapping[str, Any], live: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the list says of a manifest that has fewer files than its source. Without bounds of partition values: they
-    may be those of a file that was left out."""
+    """What the list says of a manifest that has fewer files or rows than its source. Without bounds of partition
+    values: they may be those of a file that was left out."""
     counts: dict[str, Any] = {"partitions": None}
     for status, name in ((ADDED, "added"), (EXISTING, "existing")):
         rows = [int(entry["data_file"]["record_count"]) for entry in live if entry["status"] == status]

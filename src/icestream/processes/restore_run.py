@@ -43,6 +43,7 @@ from icestream.iceberg.manifests import (
     decode_manifest_list,
     live_entries,
 )
+from icestream.iceberg.relocation import NewFile
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.snapshot import load_snapshot
 from icestream.metadata.state_machine import StateMachine
@@ -396,6 +397,9 @@ class RestoreRun:
                 raise errors.BackupDamaged(f"{path} of topic {cut.name} is not in the object list of the backup")
             return row
 
+        def is_live(path: str) -> bool:
+            return (cut.id, path) in rows
+
         def new_path(path: str) -> str:
             # A file of a reference backup was not read when it was backed up: its name stands for its bytes.
             name = row_of(path).content_sha256 or hashlib.sha256(path.encode()).hexdigest()
@@ -412,13 +416,15 @@ class RestoreRun:
         if copied.erased:
             await self._write_without_erased(name, table, sources, row_of, copied)
         for manifest, data in sources:
-            entries = [entry for entry in live_entries(manifest.path, data) if entry.file_path not in copied.rewritten]
-            await self._copy_entries(entries, row_of, new_path, copied, present)
+            entries = [entry for entry in live_entries(manifest.path, data) if entry.file_path not in copied.left_out]
+            await self._copy_entries(entries, row_of, is_live, new_path, copied, present)
         if present:
             # A run that was killed may have ended before the sync of a file that is complete otherwise.
             await self._writer.make_durable(f"{folder}/{min(present)}")
         copied.removals = restored_table.removals_of(document, cut.table.snapshot_id, cut.id)
-        manifests, files = restored_table.restored_manifests(table, sources, new_path, copied.sizes, copied.rewritten)
+        manifests, files = restored_table.restored_manifests(
+            table, sources, new_path, copied.new_files, copied.left_out
+        )
         copied.manifests += manifests
         copied.documents += files
 
@@ -426,6 +432,7 @@ class RestoreRun:
         self,
         entries: Sequence[ManifestEntry],
         row_of: Callable[[str], ObjectRow],
+        is_live: Callable[[str], bool],
         new_path: Callable[[str], str],
         copied: _RestoredFiles,
         present: Collection[str],
@@ -434,9 +441,32 @@ class RestoreRun:
 
         async def copy(entry: ManifestEntry) -> None:
             self._on_effect(RestoreEffect.COPY)
-            await self._copy_file(entry, row_of(entry.file_path), new_path, copied, present)
+            if entry.content == POSITION_DELETES_CONTENT:
+                await self._copy_deletes(entry, row_of(entry.file_path), is_live, new_path, copied)
+            else:
+                await self._copy_file(entry, row_of(entry.file_path), new_path, copied, present)
 
         await run_bounded((partial(copy, entry) for entry in entries), limits.RESTORE_FILES_AT_ONCE)
+
+    async def _copy_deletes(
+        self,
+        entry: ManifestEntry,
+        row: ObjectRow,
+        is_live: Callable[[str], bool],
+        new_path: Callable[[str], str],
+        copied: _RestoredFiles,
+    ) -> None:
+        """Writes position deletes with the paths of the new table, unless it has none of the files that they name."""
+        data = await self._offload.run(lambda: b"".join(self._chunks(row)))
+        rewritten = rewrite_position_deletes(data, lambda path: new_path(path) if is_live(path) else None)
+        copied.bytes += row.content_size
+        referenced = entry.referenced_data_file
+        if not rewritten.rows or (referenced is not None and not is_live(referenced)):
+            copied.left_out.add(entry.file_path)
+            return
+        copied.files += 1
+        copied.new_files[entry.file_path] = NewFile(len(rewritten.data), rewritten.rows)
+        await self._put(new_path(entry.file_path), [rewritten.data], len(rewritten.data))
 
     async def _copy_file(
         self,
@@ -451,13 +481,6 @@ class RestoreRun:
             copied.messages += entry.record_count
         copied.files += 1
         copied.bytes += row.content_size
-        if entry.content == POSITION_DELETES_CONTENT:
-            data = await self._offload.run(lambda: b"".join(self._chunks(row)))
-            # Their rows name data files; the location has another name, because the bytes are others.
-            rewritten = rewrite_position_deletes(data, new_path)
-            copied.sizes[entry.file_path] = len(rewritten)
-            await self._put(location, [rewritten], len(rewritten))
-            return
         if location in copied.locations:
             return  # two files of the table with the same bytes
         copied.locations.add(location)
@@ -570,7 +593,7 @@ class RestoreRun:
             stored = StoredDataFile(file, applied, data, read)
             rows = await self._offload.run(partial(self._writer.write_without, table, name, stored, copied.erased))
             if rows is not None:
-                copied.rewritten.add(file.path)
+                copied.left_out.add(file.path)
                 copied.add(rows)
 
     async def _write_erased(self, table: TableMetadata, erased: ErasedOffsets) -> dict[str, bytes]:
@@ -642,12 +665,13 @@ class _RestoredFiles:
         self.manifests: list[Any] = []
         self.documents: list[RestoredFile] = []
         self.written: list[WrittenFile] = []
-        self.sizes: dict[str, int] = {}
+        self.new_files: dict[str, NewFile] = {}
         self.removals: Removals = ()
         self.locations: set[str] = set()
         self.messages = self.files = self.bytes = 0
         self.erased = NOTHING_ERASED
-        self.rewritten: set[str] = set()  # files of the backup that were written anew without erased messages
+        # Files of the backup: data files with erased messages, in `written` without them, and deletes of no live file.
+        self.left_out: set[str] = set()
         self.erased_rows = 0
 
     def add(self, rows: RestoredRows) -> None:

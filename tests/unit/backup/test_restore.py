@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import copy
+import io
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import orjson
+import pyarrow.parquet as pq
 import pytest
 
 from icestream import errors, limits
@@ -14,6 +18,7 @@ from icestream.backup.encryption import BackupKey
 from icestream.broker import records
 from icestream.catalog.catalog_keys import retention_key
 from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.manifests import DATA_CONTENT, decode_manifest_list, live_entries
 from icestream.model.shard import ShardKey
 from icestream.model.topic_name import TopicName
 from icestream.pipeline.retention.commit_times import CommitPoint, RetentionIndex
@@ -22,7 +27,7 @@ from icestream.runtime.clock import SystemClock
 from tests.support.backup_world import ORDERS, BackupWorld, Crash, LocalSource, backup_world
 from tests.support.broker_machine import quiet, subscribe
 from tests.support.lakehouse import duckdb_with_iceberg
-from tests.support.restore_world import BESIDE, RestoreWorld
+from tests.support.restore_world import BESIDE, RestoreWorld, content
 from tests.support.topic_lake import row
 
 pytestmark = pytest.mark.asyncio
@@ -94,6 +99,77 @@ async def test_no_file_or_path_of_the_source_is_left_in_a_restored_table(tmp_pat
         for file in files_below(Path(source.location.removeprefix("file:"))):
             file.unlink()
         assert await RestoreWorld(world).rows() == expected(10)
+
+
+async def prepare_deletes_of_replaced_files(world: BackupWorld) -> None:
+    """Files of deletes as engines leave them: for two data files, of which one was rewritten since, or for that one."""
+    await world.create_topic()
+    await world.bind()
+    await world.publish(8)
+    assert world.lake is not None
+    lake = world.lake
+    first, second = await lake.write([row(n) for n in range(3)]), await lake.write([row(n) for n in range(3, 6)])
+    await lake.round((0, 0, 6), entries=[first, second])
+    world.committed = 6
+    of_both = await lake.write_deletes(first, [1], more={second["data_file"]["file_path"]: [2]})
+    of_first = await lake.write_deletes(first, [1])
+    of_second = await lake.write_deletes(second, [2])
+    named = await lake.write_deletes(first, [1])
+    named["data_file"]["referenced_data_file"] = first["data_file"]["file_path"]
+    deletes = [of_both, of_first, of_second, named]
+    await lake.replace([first, second, *deletes], "delete")
+    await lake.replace([await lake.write([row(0), row(2)]), second, *deletes])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"key": BackupKey(bytes(32))}, {"kind": "reference"}], ids=["plain", "encrypted", "reference"]
+)
+async def test_deletes_of_files_that_are_not_live_are_left_out(tmp_path: Path, options: dict[str, Any]) -> None:
+    async with backup_world(tmp_path) as world:
+        await prepare_deletes_of_replaced_files(world)
+        root = await world.back_up(**options)
+        key = options.get("key")
+        assert await world.verify(root.id, key=key) == []
+        await RestoreWorld(world).restore(root, key=key)
+        table = await RestoreWorld(world).catalog.tables.load(Identifier(("default",), BESIDE.name))
+        metadata = [table.location]
+        (topic,) = root.topics
+        if topic.table is not None and topic.table.view:
+            metadata.append(world.target.location(topic.table.view))
+        for location in metadata:
+            is_rewritten = location == table.location or root.kind == "copy"
+            # Of both, of the second one; a view of the warehouse has the file for the replaced one, too.
+            count = 2 if is_rewritten else 3
+            assert rows_after_deletes(location, is_rewritten=is_rewritten) == ([0, 2, 3, 4], count), location
+
+
+def rows_after_deletes(location: str, *, is_rewritten: bool) -> tuple[list[int], int]:
+    """The offsets below 6 in a table, and the number of its files of deletes. `is_rewritten`: these name live files
+    alone, and their entries say what they have."""
+    document = orjson.loads(content(location))
+    (snapshot,) = document["snapshots"]
+    entries = [
+        entry
+        for manifest in decode_manifest_list("list", content(snapshot["manifest-list"]))
+        for entry in live_entries(manifest.path, content(manifest.path))
+    ]
+    live = {entry.file_path for entry in entries if entry.content == DATA_CONTENT}
+    deleted: set[tuple[str, int]] = set()
+    deletes = [entry for entry in entries if entry.content != DATA_CONTENT]
+    for entry in deletes:
+        data = content(entry.file_path)
+        rows = pq.read_table(io.BytesIO(data)).to_pylist()
+        deleted |= {(row["file_path"], row["pos"]) for row in rows}
+        if is_rewritten:
+            assert (entry.file_size_bytes, entry.record_count) == (len(data), len(rows))
+            assert {row["file_path"] for row in rows} <= live
+    offsets = [
+        row["offset"]
+        for path in live
+        for at, row in enumerate(pq.read_table(io.BytesIO(content(path))).to_pylist())
+        if (path, at) not in deleted and row["offset"] < 6
+    ]
+    return sorted(offsets), len(deletes)
 
 
 async def test_a_topic_whose_table_is_empty_or_whose_tail_is_empty_is_restored(tmp_path: Path) -> None:
