@@ -80,6 +80,19 @@ async def test_every_object_is_locked_and_one_that_is_used_again_for_longer(
             assert await world.verify(root.id, deep=False) == []
 
 
+async def test_a_backup_without_a_lock_leaves_the_locks_of_objects_that_it_has_read_again(
+    target: BackupTarget, tmp_path: Path
+) -> None:
+    async with backup_world(tmp_path) as world:
+        await fill(world, target)
+        first = await world.back_up(lock=SHORT)
+        locks = await locks_of(target)
+        second = await world.back_up()
+        assert {row.path for row in await world.stored().rows_of(second.id)} & {*locks}
+        assert {name: lock for name, lock in (await locks_of(target)).items() if name in locks} == locks
+        assert await world.verify(first.id) == []
+
+
 async def test_a_run_that_ended_between_locks_and_root_is_no_backup_and_is_resumed(
     target: BackupTarget, tmp_path: Path
 ) -> None:

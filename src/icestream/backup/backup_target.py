@@ -2,8 +2,8 @@
 
     put_new     a small object on the condition that its name is free; the same bytes under it are a success
     adopt       a finished temporary file becomes the object of this name, which is that of its bytes. False if there
-                was one: it is replaced all the same, for it may be damaged. It has all of its bytes, also after a power
-                loss; its name is durable after the next keep_names
+                was one, which may be damaged: it has the bytes of the file then, also after a power loss; its name is
+                durable after the next keep_names
     keep_names  these names, which adopt gave or found, are durable when it returns: once for many objects
     get         the bytes of a small object, None if it does not exist
     chunks      the bytes of an object, piece by piece, for a thread. Raises BackupDamaged if it does not exist
@@ -267,13 +267,23 @@ class BucketTarget:
 
     async def adopt(self, path: Path, name: str) -> bool:
         try:
-            key = self.key(name)
-            has_existed = await self._bucket.exists(key)
-            # Also if it exists: one of the same size may have other bytes, and not every store says their SHA-256.
-            await self._bucket.upload(key, path)
-            return not has_existed
+            key, size = self.key(name), await self._offload.run(lambda: path.stat().st_size)
+            existing = await self._bucket.size(key)
+            # Compared, not uploaded again: the new version of an object would not have its lock (ADR 107), and would be
+            # paid for in a bucket with versions.
+            if existing != size or not await self._offload.run(lambda: self._has_bytes(name, path)):
+                await self._bucket.upload(key, path)
+            return existing is None
         finally:
             await self._offload.run(path.unlink)
+
+    def _has_bytes(self, name: str, path: Path) -> bool:
+        """Whether an object has the bytes of a file, in a thread."""
+        with path.open("rb") as file:
+            try:
+                return all(file.read(len(chunk)) == chunk for chunk in self.chunks(name)) and not file.read(1)
+            except errors.BackupDamaged:  # removed meanwhile, or not to be read
+                return False
 
     async def keep_names(self, names: Iterable[str]) -> None:
         """An upload is durable, and so is its name."""
