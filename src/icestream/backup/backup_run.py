@@ -330,9 +330,11 @@ class BackupRun:
     def _is_reusable(self, row: ObjectRow) -> bool:
         """Whether an object of the parent can be one of this backup: of a file of a table, in the target, and under the
         key of the run. A plain one would outlive its parent in an encrypted backup, one of another key could not be
-        opened. A reference backup names files of the warehouse, which are no objects."""
-        is_of_table = bool(row.source) and row.role in ("data", "deletes")
-        return is_of_table and not row.is_original and row.key_id == self._key_id
+        opened. A reference backup names files of the warehouse, which are no objects, and takes over none itself: its
+        files of deletes name those of the warehouse."""
+        if self._plan.kind == "reference" or row.is_original:
+            return False
+        return bool(row.source) and row.role in ("data", "deletes") and row.key_id == self._key_id
 
     async def _complete(self, parent: Sequence[ObjectRow]) -> BackupRoot:
         assert self._cut is not None

@@ -143,6 +143,18 @@ async def test_deletes_of_files_that_are_not_live_are_left_out(tmp_path: Path, o
             assert rows_after_deletes(location, is_rewritten=is_rewritten) == ([0, 2, 3, 4], count), location
 
 
+async def test_a_reference_backup_of_a_copy_names_the_files_that_its_deletes_name(tmp_path: Path) -> None:
+    """Its files of deletes are those of the warehouse, so its data files are, too."""
+    async with backup_world(tmp_path) as world:
+        await prepare_deletes_of_replaced_files(world)
+        parent = await world.back_up()
+        root = await world.back_up(kind="reference", parent=parent.id)
+        (topic,) = root.topics
+        assert topic.table is not None
+        offsets, _ = rows_after_deletes(world.target.location(topic.table.view), is_rewritten=False)
+        assert offsets == [0, 2, 3, 4]
+
+
 def rows_after_deletes(location: str, *, is_rewritten: bool) -> tuple[list[int], int]:
     """The offsets below 6 in a table, and the number of its files of deletes. `is_rewritten`: these name live files
     alone, and their entries say what they have."""
