@@ -19,7 +19,7 @@ from icestream.catalog.catalog_holds import BACKUP_TAG, HoldRecord, hold_key
 from icestream.catalog.topic_rules.commit_rules import CommitRequest
 from icestream.catalogs.table_catalog import TableChange
 from icestream.iceberg.manifests import manifest_file_of_record
-from icestream.iceberg.relocation import NewFile, SourceManifest, rewrite_manifest
+from icestream.iceberg.relocation import RelocatedFile, SourceManifest, rewrite_manifest
 from icestream.model import ShardKey
 from icestream.model.backlog_messages import RetainedTopic
 from icestream.model.erasure_messages import ErasureMode, ErasureProgress, HistoryChoice
@@ -216,7 +216,7 @@ async def move_files(world: FaultWorld, *, has_digest: bool) -> None:
     for number, manifest in enumerate(await world.avro.manifest_files(snapshot["manifest-list"])):
         entries = await world.avro.entries(manifest.path)
         new_files = {
-            entry.file_path: NewFile(copy_file(entry.file_path, has_digest=has_digest), entry.record_count)
+            entry.file_path: RelocatedFile(copy_file(entry.file_path, has_digest=has_digest), entry.record_count)
             for entry in entries
         }
         location = f"{table.location}/metadata/restored-{number}.avro"

@@ -196,7 +196,7 @@ class _ViewDeletes:
     because the table has none of the files that they name."""
 
     names: dict[str, str] = field(default_factory=dict)
-    files: dict[str, relocation.NewFile] = field(default_factory=dict)
+    files: dict[str, relocation.RelocatedFile] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
 
 
@@ -937,7 +937,7 @@ class BackupRun:
                 name = f"{folder}/metadata/deletes-{len(deletes.names)}.parquet"
                 await self._put_view_file(topic, name, rewritten.data)
                 deletes.names[entry.file_path] = name
-                deletes.files[entry.file_path] = relocation.NewFile(len(rewritten.data), rewritten.rows)
+                deletes.files[entry.file_path] = relocation.RelocatedFile(len(rewritten.data), rewritten.rows)
         return deletes
 
     def _location_or_none(self, path: str) -> str | None:

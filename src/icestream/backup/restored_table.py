@@ -17,7 +17,7 @@ from icestream.catalog.topic_rules.snapshot_progress import removals_after_snaps
 from icestream.catalog.topic_rules.topic_properties import PREFIX
 from icestream.iceberg import avro, manifests, table_metadata
 from icestream.iceberg.manifests import ManifestFile, live_entries
-from icestream.iceberg.relocation import NewFile, SourceManifest, rewrite_manifest
+from icestream.iceberg.relocation import RelocatedFile, SourceManifest, rewrite_manifest
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.iceberg.values import Object
@@ -81,7 +81,7 @@ def restored_manifests(
     table: TableMetadata,
     sources: Sequence[tuple[ManifestFile, bytes]],
     new_path: Callable[[str], str],
-    new_files: Mapping[str, NewFile],
+    new_files: Mapping[str, RelocatedFile],
     left_out: Container[str] = (),
 ) -> tuple[list[ManifestFile], list[RestoredFile]]:
     """The manifests of the backup with the paths of the new table; `new_files`: those that were written anew, by

@@ -27,7 +27,7 @@ class SourceManifest(NamedTuple):
     record: Mapping[str, Any]
 
 
-class NewFile(NamedTuple):
+class RelocatedFile(NamedTuple):
     """A file that was written anew: its size and its rows."""
 
     size: int
@@ -45,7 +45,7 @@ def rewrite_manifest(
     source: SourceManifest,
     path: str,
     new_path: Callable[[str], str],
-    new_files: Mapping[str, NewFile] = MappingProxyType({}),
+    new_files: Mapping[str, RelocatedFile] = MappingProxyType({}),
     left_out: Container[str] = (),
 ) -> RewrittenManifest:
     """Returns a manifest with other paths, to be written at `path`. `new_path`: of a file, by its old path.

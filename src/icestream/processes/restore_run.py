@@ -43,7 +43,7 @@ from icestream.iceberg.manifests import (
     decode_manifest_list,
     live_entries,
 )
-from icestream.iceberg.relocation import NewFile
+from icestream.iceberg.relocation import RelocatedFile
 from icestream.iceberg.table_metadata import TableMetadata
 from icestream.metadata.snapshot import load_snapshot
 from icestream.metadata.state_machine import StateMachine
@@ -465,7 +465,7 @@ class RestoreRun:
             copied.left_out.add(entry.file_path)
             return
         copied.files += 1
-        copied.new_files[entry.file_path] = NewFile(len(rewritten.data), rewritten.rows)
+        copied.new_files[entry.file_path] = RelocatedFile(len(rewritten.data), rewritten.rows)
         await self._put(new_path(entry.file_path), [rewritten.data], len(rewritten.data))
 
     async def _copy_file(
@@ -665,7 +665,7 @@ class _RestoredFiles:
         self.manifests: list[Any] = []
         self.documents: list[RestoredFile] = []
         self.written: list[WrittenFile] = []
-        self.new_files: dict[str, NewFile] = {}
+        self.new_files: dict[str, RelocatedFile] = {}
         self.removals: Removals = ()
         self.locations: set[str] = set()
         self.messages = self.files = self.bytes = 0
