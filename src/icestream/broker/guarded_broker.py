@@ -444,10 +444,10 @@ class GuardedBroker:
         return await self._broker.live_topic(name)
 
     async def allocate_restore(
-        self, backup_id: str, name: TopicName, policies: PolicyValues, *, is_in_place: bool = False
+        self, backup_id: str, name: TopicName, policies: PolicyValues, *, is_in_place: bool = False, run: str = ""
     ) -> RestoreRecord:
         self._require_restore(name, is_in_place=is_in_place)
-        return await self._broker.allocate_restore(backup_id, name, policies, is_in_place=is_in_place)
+        return await self._broker.allocate_restore(backup_id, name, policies, is_in_place=is_in_place, run=run)
 
     async def erased_topics(self, log_id: str, topic_id: int) -> list[ErasedTopic]:
         self._require(Action.ADMIN, CLUSTER)

@@ -320,11 +320,11 @@ class Broker:
         return await self.topics.find_live(name)
 
     async def allocate_restore(
-        self, backup_id: str, name: TopicName, policies: PolicyValues, *, is_in_place: bool = False
+        self, backup_id: str, name: TopicName, policies: PolicyValues, *, is_in_place: bool = False, run: str = ""
     ) -> RestoreRecord:
         """Begins or continues the restore of a topic. `policies`: of its namespace, if that is missing.
-        `is_in_place`: a topic of the name may exist, and is replaced."""
-        return await self.topics.restores.allocate(backup_id, name, policies, is_in_place=is_in_place)
+        `is_in_place`: a topic of the name may exist, and is replaced. `run`: alone creates the topic, until another."""
+        return await self.topics.restores.allocate(backup_id, name, policies, is_in_place=is_in_place, run=run)
 
     async def erased_topics(self, log_id: str, topic_id: int) -> list[ErasedTopic]:
         """Where messages of a topic of a backup were erased since."""

@@ -56,6 +56,7 @@ class RestoreRecord(msgspec.Struct, frozen=True):
     metadata_file: str = ""  # of the table, once the topic is created; empty: it has none
     replaces: int = 0  # the id of the live topic that a restore in place replaces; 0: the name was free
     live_ends: list[int] = []  # of its shards, when the restore began
+    run: str = ""  # the newest run of it, which alone creates the topic: others have their own tails and metadata
 
 
 class OpenRestore(NamedTuple):
@@ -101,6 +102,7 @@ class BackedUpTopic(NamedTuple):
     about: Mapping[str, bytes] = MappingProxyType({})  # by prefix, one of RECORDS_OF_TOPICS
     keeps_owners: bool = False  # accounts are restored too, so owners of subscriptions are those of the backup
     is_in_place: bool = False
+    run: str = ""  # that restored it
 
 
 class FormerTopic(NamedTuple):
@@ -132,11 +134,11 @@ class TopicRestore:
         self._has_own_catalog = has_own_catalog
 
     async def allocate(
-        self, backup_id: str, name: TopicName, policies: PolicyValues, *, is_in_place: bool = False
+        self, backup_id: str, name: TopicName, policies: PolicyValues, *, is_in_place: bool = False, run: str = ""
     ) -> RestoreRecord:
         """Returns the id for a restored topic, the same one until its restore is completed. `policies`: of its
-        namespace, if that does not exist. Raises AlreadyExists for a name that another topic has, unless that is to be
-        replaced."""
+        namespace, if that does not exist. `run`: takes the restore over from every other one. Raises AlreadyExists for
+        a name that another topic has, unless that is to be replaced."""
         namespace_key = records.namespace_key(name.namespace)
         namespace = records.encode(records.NamespaceRecord(policies))
         await self._store.txn([Absent(namespace_key)], [Put(namespace_key, namespace)])
@@ -146,13 +148,19 @@ class TopicRestore:
         live = None if topic is None else records.decode(records.TopicRecord, key, topic.value)
         live_id = 0 if live is None else live.id
         if record is not None and live_id == (record.topic_id if record.is_created else record.replaces):
+            if not record.is_created and record.run != run:
+                record = msgspec.structs.replace(record, run=run)
+                put = PutWithTtl(key, records.encode(record), limits.RESTORE_AGE_MS)
+                at_restore = AtRevision(key, 0 if entry is None else entry.mod_revision)
+                if not (await self._store.txn([at_restore], [put])).held:
+                    raise errors.LeaseLost(f"another restore of {name} ended meanwhile", hint="restore again")
             return record
         if live_id and not is_in_place:
             raise errors.AlreadyExists(
                 f"topic {name} exists", hint="restore beside it with --as, or replace it with --in-place"
             )
         live_ends = [] if live is None else self._live_ends(live.id, live.shards)
-        record = RestoreRecord(await self._store.allocate_id("topic"), replaces=live_id, live_ends=live_ends)
+        record = RestoreRecord(await self._store.allocate_id("topic"), replaces=live_id, live_ends=live_ends, run=run)
         await self._store.txn([], [PutWithTtl(key, records.encode(record), limits.RESTORE_AGE_MS)])
         return record
 
@@ -170,13 +178,17 @@ class TopicRestore:
 
     async def create(self, topic: BackedUpTopic, former: FormerTopic | None = None) -> records.TopicRecord:
         """Creates the topic with the id that was allocated, in the place of `former`; returns its record. Repeating it
-        changes nothing. Raises AlreadyExists, UnknownNamespace, InvalidInput for more subscriptions than a transaction
-        holds."""
+        changes nothing. Raises LeaseLost if another run has taken the restore over, AlreadyExists, UnknownNamespace,
+        InvalidInput for more subscriptions than a transaction holds."""
         name, key = topic.name, restore_key(topic.backup_id, topic.name)
         entry = await self._store.get(key)
         if entry is None:
             raise errors.LeaseLost(f"the restore of {name} was not begun, or it is over", hint="restore again")
         restore = records.decode(RestoreRecord, key, entry.value)
+        if restore.run != topic.run:
+            raise errors.LeaseLost(
+                f"another restore of {name} from backup {topic.backup_id} began meanwhile", hint="let that one end"
+            )
         topic_id = restore.topic_id
         if former is not None:
             if former.record.id == topic_id:
@@ -219,7 +231,7 @@ class TopicRestore:
             for chunk in chunks(cursors):
                 await self._store.txn([], chunk)
             cursors = []
-        await self._create(topic, record, key, cursors, former)
+        await self._create(topic, record, AtRevision(key, entry.mod_revision), cursors, former)
         return record
 
     def _live_ends(self, topic_id: int, shards: int) -> list[int]:
@@ -255,7 +267,7 @@ class TopicRestore:
         self,
         topic: BackedUpTopic,
         record: records.TopicRecord,
-        key: str,
+        at_restore: AtRevision,
         cursors: Sequence[Operation],
         former: FormerTopic | None,
     ) -> None:
@@ -276,8 +288,8 @@ class TopicRestore:
             operations += await self._plan_table(topic, topic.table, record.id, former)
         operations += await self._about(topic, record.id)
         metadata_file = "" if topic.table is None else topic.table.location
-        created = RestoreRecord(record.id, is_created=True, metadata_file=metadata_file)
-        operations.append(PutWithTtl(key, records.encode(created), limits.RESTORE_AGE_MS))
+        created = RestoreRecord(record.id, is_created=True, metadata_file=metadata_file, run=topic.run)
+        operations.append(PutWithTtl(at_restore.key, records.encode(created), limits.RESTORE_AGE_MS))
         producers = await self._staged_producers(topic)
         if len(operations) + len(producers) > limits.METADATA_TXN_OPERATIONS_MAX // 2:
             producers = []  # they open again, with empty windows
@@ -289,15 +301,16 @@ class TopicRestore:
         operations += [*producers, DeletePrefix(staged_names_prefix(topic.backup_id, topic.name))]
         at_namespace = AtRevision(namespace_key, 0 if namespace is None else namespace.mod_revision)
         if former is None or existing is None:
-            is_held = (await self._store.txn([Absent(topic_key), at_namespace], operations)).held
+            is_held = (await self._store.txn([Absent(topic_key), at_namespace, at_restore], operations)).held
         else:
             at_topic = AtRevision(topic_key, existing.mod_revision)
             is_held = await self._storage.replace_cursors(
-                former.deletion.cursors, [at_topic, at_namespace], operations, former.close
+                former.deletion.cursors, [at_topic, at_namespace, at_restore], operations, former.close
             )
         if not is_held:
             raise errors.AlreadyExists(
-                f"topic {topic.name} was created, or its namespace changed, concurrently", hint="restore again"
+                f"topic {topic.name} was created, or its namespace or restore changed, concurrently",
+                hint="restore again",
             )
 
     async def _plan_table(

@@ -24,6 +24,7 @@ from errno import EDQUOT, EISDIR, ENAMETOOLONG, ENOENT, ENOSPC, ENOTDIR
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
+from uuid import uuid4
 
 from icestream import errors, limits
 from icestream.iceberg.location import normalize
@@ -132,10 +133,17 @@ class LocalFiles:
 
     async def create_large(self, location: str, pieces: Callable[[], Iterable[bytes]]) -> None:
         path, name = _split(location)
+        # Two writers of one file do not meet before it is whole, and what has the name stays until then.
+        temporary = f"{name}.{uuid4().hex}.part"
 
         def create() -> None:
-            self._remove(path, name)
-            self._create(path, name, pieces(), is_synced=True)
+            self._create(path, temporary, pieces(), is_synced=True)
+            folder = self._open(path, False)
+            try:
+                folder.rename(temporary, name)
+                folder.sync()
+            finally:
+                folder.close()
 
         try:
             await self._offload.run(create)
@@ -406,6 +414,9 @@ class LocalFolder(LocalDirectory):
     def create(self, name: str) -> LocalFile:
         fd = os.open(name, _NEW, 0o666, dir_fd=self._fd)  # as far as the umask allows (runtime/file_access.py)
         return LocalFile(fd)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)  # by its descriptor
 
     def remove(self, name: str) -> None:
         os.unlink(name, dir_fd=self._fd)

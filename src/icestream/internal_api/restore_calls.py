@@ -10,12 +10,12 @@ restore_finish     backup                                 nothing: sessions are 
 restore_erased     log_id, topic_id                       erased: [[topic, record, ends]]: of the topic of a backup
 restore_live       topic                                  topic: null, or the live topic of this name: id, shards,
                                                           subscriptions: what a restore in place would replace
-restore_allocate   backup, topic, policies, is_in_place   id, is_created: whether the topic was created already,
-                                                          metadata_file: of its table then, live_ends: of the topic
+restore_allocate   backup, topic, policies,               id, is_created: whether the topic was created already,
+                   is_in_place, run                       metadata_file: of its table then, live_ends: of the topic
                                                           that it replaces
 restore_topic      backup, topic, record, shards,         id
                    subscriptions, table, schema,
-                   about, keeps_owners, is_in_place
+                   about, keeps_owners, is_in_place, run
 restore_end        backup, topic                          nothing: the restore of the topic is completed
 
 `record`, the records of subscriptions and cursors, and `table` are the JSON of broker/records.py and of the catalog's
@@ -72,6 +72,7 @@ class AllocateTopic(msgspec.Struct):
     topic: str
     policies: bytes = b"{}"
     is_in_place: bool = False
+    run: Annotated[str, msgspec.Meta(max_length=limits.NAME_BYTES_MAX)] = ""
 
 
 class OfBackedUpTopic(msgspec.Struct):
@@ -126,6 +127,7 @@ class CreateRestoredTopic(msgspec.Struct):
     about: dict[str, bytes] = {}
     keeps_owners: bool = False
     is_in_place: bool = False
+    run: str = ""
 
 
 class RestoreCalls:
@@ -213,7 +215,9 @@ class RestoreCalls:
         request = decode_arguments(AllocateTopic, arguments)
         policies = records.decode(PolicyValues, "policies", request.policies)
         name = TopicName.parse(request.topic)
-        restore = await caller.broker.allocate_restore(request.backup, name, policies, is_in_place=request.is_in_place)
+        restore = await caller.broker.allocate_restore(
+            request.backup, name, policies, is_in_place=request.is_in_place, run=request.run
+        )
         return {
             "id": restore.topic_id,
             "is_created": restore.is_created,
@@ -242,6 +246,7 @@ class RestoreCalls:
             request.about,
             request.keeps_owners,
             request.is_in_place,
+            request.run,
         )
         return {"id": (await caller.broker.restore_topic(topic)).record.id}
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, 
 from enum import StrEnum
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
-from uuid import UUID, uuid5
+from uuid import UUID, uuid4, uuid5
 
 import msgspec
 import orjson
@@ -211,6 +211,7 @@ class RestoreRun:
         self._on_bytes = on_bytes
         self._on_effect = on_effect
         self._ledgers: list[ErasedLedger] = []  # of the target
+        self._run = uuid4().hex  # another run of the same restore takes it over
         self.parts: list[RestoredPart] = []  # what was restored beside topics
 
     async def replaced(self, root: BackupRoot) -> list[ReplacedTopic]:
@@ -303,7 +304,12 @@ class RestoreRun:
         policies = records.encode(namespace.policies)
         is_in_place = self._plan.is_in_place
         allocated = await self._call(
-            "restore_allocate", backup=root.id, topic=str(name), policies=policies, is_in_place=is_in_place
+            "restore_allocate",
+            backup=root.id,
+            topic=str(name),
+            policies=policies,
+            is_in_place=is_in_place,
+            run=self._run,
         )
         topic_id = int(allocated["id"])
         uuid = uuid5(_NAMESPACE, f"{root.id} {name} {topic_id}")
@@ -360,6 +366,7 @@ class RestoreRun:
                 | await self._write_erased(table, copied.erased),
                 keeps_owners=self._plan.has_accounts,
                 is_in_place=is_in_place,
+                run=self._run,
             )
         if metadata_file:
             self._on_effect(RestoreEffect.ADOPT)

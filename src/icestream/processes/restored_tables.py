@@ -152,10 +152,7 @@ class RestoredTables:
         await self._files.create_large(location, pieces)
 
     async def write(self, location: str, pieces: Sequence[bytes]) -> None:
-        if await self._files.exists(location):
-            await self._files.remove(location)
-        await self._files.make_folder(location.rsplit("/", 1)[0])
-        await self._files.create(location, pieces)
+        await self._files.create_large(location, lambda: pieces)
 
     async def names(self, folder: str) -> set[str]:
         return {name for name, _ in await self._files.names(folder)}
