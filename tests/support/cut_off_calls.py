@@ -104,7 +104,7 @@ class _CountedService:
         return self._calls.plain_function(name, attribute)
 
 
-WRITER_CALLS = ("size", "names", "write", "copy", "write_tail", "make_durable")
+WRITER_CALLS = ("size", "names", "write", "copy", "write_tail", "make_durable", "files_below", "remove")
 TARGET_CALLS = ("put_new", "put", "adopt", "get", "size", "names", "remove", "keep_names")
 CATALOG_CALLS = ("load", "commit")
 

@@ -170,6 +170,12 @@ class TableWriter(Protocol):
     async def names(self, folder: str) -> set[str]:
         """Returns the names of the files in a folder; none if it does not exist."""
 
+    async def files_below(self, folder: str) -> list[str]:
+        """Returns the locations of all files below a folder; none if it does not exist."""
+
+    async def remove(self, location: str) -> None:
+        """Removes a file if it exists. Raises StorageUnavailable if it stays."""
+
     async def make_durable(self, location: str) -> None:
         """Syncs the disk of a file that another run wrote."""
 
@@ -331,6 +337,7 @@ class RestoreRun:
             location = f"{folder}/{identifier.name}-{uuid}"
             table = await self._empty_table(cut, location, str(uuid), record.policies.over(namespace.policies))
             copied.erased = await self._erased_of(root, cut)
+            before = await self._writer.files_below(location)
             if cut.table is not None:
                 await self._copy_table(cut, name, table, rows, copied)
             self._on_effect(RestoreEffect.TAILS)
@@ -348,6 +355,11 @@ class RestoreRun:
             if self._plan.has_subscriptions:
                 self._on_effect(RestoreEffect.PRODUCERS)
                 await rest.restore_producers(cut, source, name)
+            about = self._about(root, rest.records_about(cut.id, RECORDS_OF_TOPICS))
+            about |= await self._write_erased(table, copied)
+            # Of a run that was refused or killed: they may have messages that were erased since; nothing names them.
+            for unneeded in sorted({*before} - copied.named):
+                await self._writer.remove(unneeded)
             self._on_effect(RestoreEffect.CREATE)
             committed = {shard.shard: shard.end for shard in cut.shards}
             detached = DetachedRecord(
@@ -362,8 +374,7 @@ class RestoreRun:
                 subscriptions=subscriptions,
                 table=msgspec.json.encode(detached) if metadata_file else b"",
                 schema=rest.topic_schema(source),
-                about=self._about(root, rest.records_about(cut.id, RECORDS_OF_TOPICS))
-                | await self._write_erased(table, copied.erased),
+                about=about,
                 keeps_owners=self._plan.has_accounts,
                 is_in_place=is_in_place,
                 run=self._run,
@@ -484,6 +495,7 @@ class RestoreRun:
         present: Collection[str],
     ) -> None:
         location = new_path(entry.file_path)
+        copied.named.add(location)
         if entry.content == DATA_CONTENT:
             copied.messages += entry.record_count
         copied.files += 1
@@ -532,6 +544,8 @@ class RestoreRun:
         metadata_file = f"{table.location}/metadata/00000-{uuid5(uuid, marker)}.metadata.json"
         for file in (*copied.documents, *files):
             await self._writer.write(file.location, file.pieces)
+            copied.named.add(file.location)
+        copied.named.add(metadata_file)
         await self._writer.write(metadata_file, restored.pieces())
         return metadata_file
 
@@ -603,14 +617,16 @@ class RestoreRun:
                 copied.left_out.add(file.path)
                 copied.add(rows)
 
-    async def _write_erased(self, table: TableMetadata, erased: ErasedOffsets) -> dict[str, bytes]:
+    async def _write_erased(self, table: TableMetadata, copied: _RestoredFiles) -> dict[str, bytes]:
         """Writes the side file of the restored topic; returns its record (catalog/topic_rules/erase_claim.py)."""
+        erased = copied.erased
         if not erased:
             return {}
         data = encode_erased(erased)
         digest = hashlib.sha256(data).hexdigest()
         location = f"{table.location}/metadata/erased-{digest[:32]}.bin"
         await self._put(location, [data], len(data))
+        copied.named.add(location)
         cut = {shard: ranges[-1][1] for shard, ranges in erased.shards.items()}
         now_ms = self._clock.wall_us() // 1000
         record = ErasedRecord(location, digest, erased.offset_count, erased.range_count, cut, now_ms)
@@ -675,6 +691,7 @@ class _RestoredFiles:
         self.new_files: dict[str, RelocatedFile] = {}
         self.removals: Removals = ()
         self.locations: set[str] = set()
+        self.named: set[str] = set()  # every file that the restored table, or its topic, names
         self.messages = self.files = self.bytes = 0
         self.erased = NOTHING_ERASED
         # Files of the backup: data files with erased messages, in `written` without them, and deletes of no live file.
@@ -683,6 +700,7 @@ class _RestoredFiles:
 
     def add(self, rows: RestoredRows) -> None:
         self.written += rows.files
+        self.named |= {file.location for file in rows.files}
         self.messages += sum(file.rows for file in rows.files)
         self.files += len(rows.files)
         self.bytes += sum(file.size_bytes for file in rows.files)

@@ -157,6 +157,16 @@ class RestoredTables:
     async def names(self, folder: str) -> set[str]:
         return {name for name, _ in await self._files.names(folder)}
 
+    async def files_below(self, folder: str) -> list[str]:
+        return [f"{folder}/{path}" for path in await self._files.files_below(folder)]
+
+    async def remove(self, location: str) -> None:
+        await self._files.remove(location)
+        if await self._files.exists(location):
+            raise errors.StorageUnavailable(
+                f"{location} of an earlier run of this restore cannot be removed", hint="restore again: it continues"
+            )
+
     async def make_durable(self, location: str) -> None:
         await self._files.make_durable([location])
 

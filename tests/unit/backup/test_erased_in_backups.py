@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 
 from icestream import errors
@@ -270,14 +271,38 @@ async def test_a_restore_that_an_erasure_overtakes_is_refused_and_the_next_one_k
             if method == "restore_erased":
                 calls.append(method)
                 if len(calls) == 2:
-                    await erase(world, topic_id, [7])
+                    await erase(world, topic_id, [1, 7])
             return await call(method, **arguments)
 
         world.call = calling  # type: ignore[method-assign]
         with pytest.raises(errors.Refused, match="were erased while it was restored"):
             await RestoreWorld(world).restore(root)
         await RestoreWorld(world).restore(root)
-        assert 7 not in await offsets(world)
+        assert await offsets(world) == [0, 2, 3, 4, 5, 6, 8, 9]
+        (table_folder,) = (world.folder / "warehouse" / "default").glob("orders_restored-*")
+        files = [*table_folder.rglob("*.parquet")]
+        left = {offset for file in files for offset in pq.read_table(file)["offset"].to_pylist()} & {1, 7}
+        assert not left, "the first run wrote them, and nothing names its files"
+
+
+async def test_a_restore_that_brought_erased_messages_back_and_ended_leaves_none_to_its_repeat(tmp_path: Path) -> None:
+    def crash(reached: RestoreEffect) -> None:
+        if reached is RestoreEffect.CREATE:
+            raise Crash
+
+    async with backup_world(tmp_path) as world:
+        topic_id = await prepare(world)
+        root = await world.back_up()
+        await erase(world, topic_id, [1, 8])
+        with pytest.raises(Crash):
+            await RestoreWorld(world).restore(root, brings_back_erased=True, on_effect=crash)
+        (table_folder,) = (world.folder / "warehouse" / "default").glob("orders_restored-*")
+        before = {*table_folder.rglob("*.parquet")}
+        await RestoreWorld(world).restore(root)
+        assert await offsets(world) == [0, 2, 3, 4, 5, 6, 7, 9]
+        after = {*table_folder.rglob("*.parquet")}
+        assert not before & after, "each had an erased message"
+        await check_whole(world)
 
 
 async def test_undelete_brings_erased_messages_back_only_where_it_is_asked_for(tmp_path: Path) -> None:
