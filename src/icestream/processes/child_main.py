@@ -111,7 +111,7 @@ def _run_pipeline(child: ChildSettings) -> Coroutine[Any, Any, None]:
 async def _run_drill(child: ChildSettings) -> None:
     from icestream.processes.drill_process import run_drill
 
-    _report(drill=(await run_drill(child.settings)).outcome)
+    _report(drill=(await run_drill(child.settings, child.backup_id)).outcome)
 
 
 _ROOTS: Final[dict[str, Callable[[ChildSettings], Coroutine[Any, Any, None]]]] = {

@@ -33,6 +33,7 @@ class ChildSettings(NamedTuple):
     settings: Settings
     node_token: str = ""
     role_secret: str = ""
+    backup_id: str = ""  # which one a drill restores
 
 
 def child_command(name: ChildName) -> Sequence[str]:
@@ -41,7 +42,7 @@ def child_command(name: ChildName) -> Sequence[str]:
     return [sys.executable, "-P", "-m", "icestream.processes.child_main", name, "--parent", str(os.getpid())]
 
 
-def child_line(settings: Settings, node_token: str = "", role_secret: str = "") -> bytes:
+def child_line(settings: Settings, node_token: str = "", role_secret: str = "", backup_id: str = "") -> bytes:
     """The first line on the stdin of a child.
 
     `node_token`: shared by the children of this broker; the lake process serves requests that carry it even when all
@@ -52,7 +53,7 @@ def child_line(settings: Settings, node_token: str = "", role_secret: str = "") 
     if settings.catalog_embedded and node_token:
         catalog = document["storage"]["iceberg_config"]["catalog"]
         catalog["headers"] = [*catalog.get("headers", ()), f"{NODE_TOKEN_HEADER}: {node_token}"]
-    line = {"settings": document, "node_token": node_token, "role_secret": role_secret}
+    line = {"settings": document, "node_token": node_token, "role_secret": role_secret, "backup_id": backup_id}
     return json.dumps(line).encode() + b"\n"
 
 
@@ -66,4 +67,4 @@ def read_child_settings(descriptor: int = STDIN) -> ChildSettings:
         line += piece
     document = json.loads(line)
     settings = Settings.model_validate(document["settings"])
-    return ChildSettings(settings, document["node_token"], document["role_secret"])
+    return ChildSettings(settings, document["node_token"], document["role_secret"], document["backup_id"])

@@ -9,7 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from icestream import errors, limits
+from icestream import limits
 from icestream.backup.backup_target import open_target
 from icestream.backup.drill_report import DrillReport
 from icestream.backup.encryption import load_key
@@ -19,7 +19,6 @@ from icestream.backup.warehouse_files import WarehouseFiles
 from icestream.catalogs.object_files import open_files
 from icestream.processes.backup_drill import BackupDrill
 from icestream.processes.component_options import backed_up_roots, store_options
-from icestream.processes.scheduled_backups import newest_backup
 from icestream.readers.lazy_scanner import file_opener
 from icestream.runtime.clock import SystemClock
 from icestream.runtime.randomness import SystemRandomness
@@ -27,9 +26,8 @@ from icestream.runtime.tasks import ThreadOffload
 from icestream.settings import Settings
 
 
-async def run_drill(settings: Settings) -> DrillReport:
-    """Makes a drill of the newest backup of this node, and keeps its report. Raises UnknownBackup without such a
-    backup, Refused without room."""
+async def run_drill(settings: Settings, backup_id: str) -> DrillReport:
+    """Makes a drill of a backup, and keeps its report. Raises UnknownBackup without it, Refused without room."""
     options, clock, randomness = settings.backup, SystemClock(), SystemRandomness()
     key = load_key(options.key, os.environ) if options.key else None
     offload = ThreadOffload("drill", limits.RESTORE_FILES_AT_ONCE)
@@ -37,9 +35,6 @@ async def run_drill(settings: Settings) -> DrillReport:
         with tempfile.TemporaryDirectory(prefix="icestream-drill-spool-") as spool:
             target = open_target(options.target or "", store_options(settings), clock, randomness, offload, Path(spool))
             stored = StoredBackups(target, key)
-            backup_id = await newest_backup(stored, settings.node.name)
-            if backup_id is None:
-                raise errors.UnknownBackup(f"the target has no backup of node {settings.node.name}")
             roots = backed_up_roots(settings)  # whatever the target was made to say
             source = WarehouseFiles(file_opener(open_files(store_options(settings)), roots), roots).chunks
             drill = BackupDrill(

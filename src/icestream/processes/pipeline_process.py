@@ -341,7 +341,7 @@ def _start_backups(
         )
         background.start(schedule.run(), "scheduled backups")
     if settings.backup.target is not None:
-        drills = ScheduledDrills(settings, clock, randomness, parts.threads)
+        drills = ScheduledDrills(settings, call, clock, randomness, parts.threads)
         background.start(drills.run(), "drills of backups")
         ledgers = ErasedLedgerCopy(settings, parts.store, call, parts.files, clock, randomness, parts.threads)
         background.start(ledgers.run(), "ledgers of erased offsets")

@@ -204,13 +204,16 @@ class ScheduledDrills(TargetWork):
     def __init__(
         self,
         settings: Settings,
+        call: Call,
         clock: Clock,
         randomness: Randomness,
         offload: Offload,
-        drill: Callable[[], Awaitable[Outcome]] | None = None,
+        drill: Callable[[str], Awaitable[Outcome]] | None = None,
     ) -> None:
-        """`drill`: makes one and returns its outcome; None: in a process of its own."""
+        """`call`: of the broker. `drill`: makes one of a backup and returns its outcome; None: in a process of its
+        own."""
         super().__init__(settings, clock, randomness, offload)
+        self._call = call
         self._drill = drill or self._drill_in_child
         self._failed_ms: int | None = None  # when the last drill could not run
 
@@ -221,8 +224,8 @@ class ScheduledDrills(TargetWork):
             wait_ms = await self._look(stored.target)
             if not interval_ms:
                 return int(limits.BACKUP_SCHEDULE_LOOK_SECONDS * 1_000)
-            if wait_ms == 0 and await newest_backup(stored, self._settings.node.name) is not None:
-                await self._make()
+            if wait_ms == 0 and (backup_id := await self._newest_backup(stored)) is not None:
+                await self._make(backup_id)
                 wait_ms = await self._look(stored.target)
         return max(wait_ms, 1_000)
 
@@ -238,9 +241,17 @@ class ScheduledDrills(TargetWork):
             wait_ms = max(wait_ms, min(max(0, retry_ms - self._now_ms), interval_ms))
         return wait_ms
 
-    async def _make(self) -> None:
+    async def _newest_backup(self, stored: StoredBackups) -> str | None:
+        """The newest complete backup of this node, by its log, as `_own` of the schedule; None without one."""
+        log_id, newest = await NodeClient(self._call, "").log_id(), None
+        for backup in await stored.backups():
+            if backup.root is not None and (await stored.begin(backup.id)).log_id == log_id:
+                newest = backup.id
+        return newest
+
+    async def _make(self, backup_id: str) -> None:
         try:
-            outcome = await self._drill()
+            outcome = await self._drill(backup_id)
         except (errors.IcestreamError, OSError) as error:
             self._failed_ms = self._now_ms
             metrics.BACKUP_DRILLS.labels("error").inc()
@@ -251,13 +262,13 @@ class ScheduledDrills(TargetWork):
         if outcome != "passed":
             _log.error("the drill failed: a backup cannot be restored as it is", hint="`icestream backup drills`")
 
-    async def _drill_in_child(self) -> Outcome:
+    async def _drill_in_child(self, backup_id: str) -> Outcome:
         """Raises EngineFailed if the process ended without a report."""
         process = await asyncio.create_subprocess_exec(
             *child_command("drill"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
         )
         try:
-            output, _ = await process.communicate(child_line(self._settings))
+            output, _ = await process.communicate(child_line(self._settings, backup_id=backup_id))
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -272,15 +283,6 @@ class ScheduledDrills(TargetWork):
             f"the process of a drill ended with code {process.returncode} and without a report",
             hint="its reason is in the log before",
         )
-
-
-async def newest_backup(stored: StoredBackups, node: str) -> str | None:
-    """The newest complete backup that a node has made; None without one."""
-    newest = None
-    for backup in await stored.backups():
-        if backup.root is not None and (await stored.begin(backup.id)).node == node:
-            newest = backup.id
-    return newest
 
 
 def broker_call(call: Callable[..., object]) -> Call:

@@ -266,11 +266,17 @@ class DrillWorld:
         self.world = world
         self.clock = FakeClock()
         self.outcomes: list[Outcome | Exception] = []
-        self.count = 0
-        self.drills = ScheduledDrills(self.settings, self.clock, SystemRandomness(), InlineOffload(), self._drill)
+        self.drilled: list[str] = []
+        self.drills = ScheduledDrills(
+            self.settings, world.call, self.clock, SystemRandomness(), InlineOffload(), self._drill
+        )
 
-    async def _drill(self) -> str:
-        self.count += 1
+    @property
+    def count(self) -> int:
+        return len(self.drilled)
+
+    async def _drill(self, backup_id: str) -> str:
+        self.drilled.append(backup_id)
         outcome = self.outcomes.pop(0) if self.outcomes else "passed"
         if isinstance(outcome, Exception):
             raise outcome
@@ -339,12 +345,26 @@ async def test_reports_of_others_do_not_count_as_drills_of_the_node(tmp_path: Pa
 
 
 @pytest.mark.asyncio
+async def test_a_node_drills_no_backup_of_a_node_with_the_same_name(tmp_path: Path) -> None:
+    """The name is the default, and the target is shared: of the other one it may not even have the key."""
+    async with backup_world(tmp_path / "one") as one, backup_world(tmp_path / "two") as two:
+        await prepare(one)
+        await prepare(two)
+        two.target = one.target
+        own = await one.back_up()
+        await two.back_up()
+        drills = DrillWorld(one)
+        await drills.drills.run_pass()
+        assert drills.drilled == [own.id]
+
+
+@pytest.mark.asyncio
 async def test_a_drill_in_a_process_of_its_own_reports_into_the_target(tmp_path: Path) -> None:
     async with backup_world(tmp_path) as world:
         await prepare(world)
         root = await world.back_up()
         settings = DrillWorld(world).settings
-        drills = ScheduledDrills(settings, SystemClock(), SystemRandomness(), InlineOffload())
+        drills = ScheduledDrills(settings, world.call, SystemClock(), SystemRandomness(), InlineOffload())
         await drills.run_pass()
         (drill,) = await stored_drills(world.target, open_drill_key(settings.data_dir, SystemRandomness()).id)
         assert drill.report is not None
