@@ -22,6 +22,7 @@ from icestream.catalogs.sequential_commits import commit_sequentially
 from icestream.catalogs.storage_caller import StorageCaller
 from icestream.catalogs.table_catalog import CommitDone, CommitOutcome, LoadedTable, TableChange
 from icestream.iceberg.identifier import SEPARATOR, Identifier, Namespace
+from icestream.iceberg.updates import KEEP_REFERENCED, without_referenced
 from icestream.iceberg.values import Object
 from icestream.runtime.randomness import Randomness
 
@@ -161,6 +162,7 @@ class RestCatalog:
     # --- commits ---
 
     async def commit(self, identifier: Identifier, change: TableChange) -> CommitOutcome:
+        change = await self._keeping_referenced(identifier, change)
         operation = f"commit to {identifier}"
         body = {"identifier": _identifier_json(identifier), **_change_json(change)}
         headers = await self._idempotency_key()
@@ -181,6 +183,9 @@ class RestCatalog:
         # A single commit is resolved by itself also where transactions exist: its response has the table.
         if len(changes) == 1 or _TRANSACTIONS not in (config.get("endpoints") or ()):
             return await commit_sequentially(changes, self.commit)
+        changes = {
+            identifier: await self._keeping_referenced(identifier, change) for identifier, change in changes.items()
+        }
         body = {
             "table-changes": [
                 {"identifier": _identifier_json(identifier), **_change_json(change)}
@@ -193,6 +198,23 @@ class RestCatalog:
             return await self._send("POST", "transactions/commit", _TABLE, body=body, headers=headers)
 
         return await MultiTableCommit(self._caller, changes, send, self.load).resolve()
+
+    async def _keeping_referenced(self, identifier: Identifier, change: TableChange) -> TableChange:
+        """Returns a change that a server of the protocol understands, which removes no snapshot with a branch or tag.
+
+        The references are read right before: a tag that comes between that and the commit is still lost, because no
+        requirement of the protocol says that there is none.
+        """
+        if self._is_own or not any(KEEP_REFERENCED in update for update in change.updates):
+            return change
+        query = {"snapshots": "refs"}  # of a long history the server sends the referenced snapshots alone
+        metadata = _loaded(await self._read(f"load {identifier}", _table_path(identifier), _TABLE, query)).metadata
+        removed = {update["ref-name"] for update in change.updates if update["action"] == "remove-snapshot-ref"}
+        references = metadata.get("refs") or {}
+        referenced_ids = {reference["snapshot-id"] for name, reference in references.items() if name not in removed}
+        return TableChange(
+            change.requirements, [without_referenced(update, referenced_ids) for update in change.updates]
+        )
 
     async def close(self) -> None:
         await self._client.close()

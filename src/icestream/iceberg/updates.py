@@ -13,7 +13,7 @@ input: it would use up the numbers of all later snapshots, even from a branch th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from icestream import errors, limits
@@ -30,6 +30,9 @@ from icestream.iceberg.table_metadata import (
 from icestream.iceberg.values import Object, short_repr
 
 SCHEMAS, SPECS, ORDERS = "schemas", "partition-specs", "sort-orders"
+# In `remove-snapshots`, of the pipeline alone: snapshots that a branch or tag references stay. Without it they go with
+# their references, as the protocol has it.
+KEEP_REFERENCED: Final = "icestream-keep-referenced"
 
 # --- the table as a whole ---------------------------------------------------------------------------------------------
 
@@ -248,11 +251,30 @@ def _advance_row_id(builder: TableMetadataBuilder, snapshot: Object) -> None:
 
 def remove_snapshots(builder: TableMetadataBuilder, update: Object) -> None:
     """Removes snapshots with their statistics and the branches and tags that reference them. Unknown ids are ignored.
+    Under KEEP_REFERENCED those that a branch or tag references stay.
 
     The children of a removed snapshot keep its id as their parent, so that an incremental reader that continues from it
     learns that it has expired.
     """
-    builder.remove_snapshots(set(values.longs(update, "snapshot-ids")))
+    snapshot_ids = set(values.longs(update, "snapshot-ids"))
+    if update.get(KEEP_REFERENCED) is True:
+        snapshot_ids -= {reference["snapshot-id"] for reference in builder.fields["refs"].values()}
+    builder.remove_snapshots(snapshot_ids)
+
+
+def expiry_of(snapshot_ids: Iterable[int]) -> Object:
+    """The update that removes snapshots because of their age, but for those that got a branch or tag meanwhile: its
+    writer cannot know of it, because a tag does not move main."""
+    return {"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids), KEEP_REFERENCED: True}
+
+
+def without_referenced(update: Object, referenced_ids: Collection[int]) -> Object:
+    """The same in the words of the protocol, for a catalog that does not know KEEP_REFERENCED; `referenced_ids`: the
+    snapshots that have a branch or tag after the updates before this one."""
+    plain = {name: value for name, value in update.items() if name != KEEP_REFERENCED}
+    if update.get(KEEP_REFERENCED) is True:
+        plain["snapshot-ids"] = [number for number in update["snapshot-ids"] if number not in referenced_ids]
+    return plain
 
 
 def set_reference(builder: TableMetadataBuilder, update: Object) -> None:

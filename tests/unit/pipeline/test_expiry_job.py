@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from icestream.catalogs.table_catalog import CommitDone, TableChange
 from icestream.iceberg import table_metadata as tables
+from icestream.iceberg.identifier import Identifier
 from icestream.pipeline.commit.snapshot_expiry import DAY_TAG, TagRetention
 from icestream.pipeline.driver.job import ORDER, JobRegistry
 from icestream.pipeline.driver.job_guard import JobGuard
@@ -160,19 +161,59 @@ async def test_tags_beyond_their_bytes_go_the_oldest_first(world: FaultWorld) ->
     await world.check()
 
 
+async def test_a_tag_that_is_set_between_look_and_commit_stays(world: FaultWorld) -> None:
+    """A tag does not move main: the commit of the expiry cannot know of it, and leaves its snapshot alone."""
+    life = world.driver()
+    await ingest(world, life)
+    job = add_expiry(world, life)
+    oldest = (await snapshots(world, 1))[0]["snapshot-id"]
+    commit = job._expiry.commit
+
+    async def overtaken(identifier: Identifier, *planned: Any) -> Any:
+        if identifier == name_of(1):
+            await set_tag(world, "audit", oldest)
+        return await commit(identifier, *planned)
+
+    job._expiry.commit = overtaken  # type: ignore[method-assign]
+    await look(world, life, job)
+    assert await tags(world, 1) == ["audit"]
+    assert (await snapshots(world, 1))[0]["snapshot-id"] == oldest
+    assert [len(await snapshots(world, topic_id)) for topic_id in (1, 2)] == [2, 1]
+    await ingest(world, life, 1)
+    await world.check()
+
+
+async def test_a_tag_that_an_engine_sets_between_rounds_stays(world: FaultWorld) -> None:
+    """The driver never hears of it: it applies its own commits to the table in memory."""
+    life = world.driver()
+    await ingest(world, life)
+    oldest = (await snapshots(world, 1))[0]["snapshot-id"]
+    world.clock.advance(3_700)
+    await set_tag(world, "audit", oldest)
+    await ingest(world, life, 1)
+    assert await tags(world, 1) == ["audit"]
+    left = [snapshot["snapshot-id"] for snapshot in await snapshots(world, 1)]
+    assert left[0] == oldest
+    assert len(left) < 4, "the others expired"
+    world.clock.advance(3_700)
+    await ingest(world, life, 1)
+    assert await tags(world, 1) == ["audit"]
+    await world.check()
+
+
 async def kept_bytes(world: FaultWorld) -> int:
     table = tables.load((await world.catalog.load(name_of(1))).metadata)
     expiry = TableExpiry(world.catalog, world.avro, world.clock, world.history, 10**12)
     return (await expiry.tag_bytes(table, [])).kept_bytes
 
 
-async def set_tag(world: FaultWorld, name: str) -> None:
+async def set_tag(world: FaultWorld, name: str, snapshot_id: int = 0) -> None:
     metadata = (await world.catalog.load(name_of(1))).metadata
     update = {
         "action": "set-snapshot-ref",
         "ref-name": name,
         "type": "tag",
-        "snapshot-id": metadata["current-snapshot-id"],
+        "snapshot-id": snapshot_id or metadata["current-snapshot-id"],
     }
     assert isinstance(await world.catalog.commit(name_of(1), TableChange([], [update])), CommitDone)
 

@@ -455,6 +455,8 @@ class TableCommits:
                 continue
             updates = commits[change.identifier].updates
             marks = snapshot_mark.marks_of_removed(change.loaded.state.table, updates, binding.topic_id, binding.base)
+            kept = change.decision.table.snapshots  # such as one that got a tag since its expiry was planned
+            marks = [mark for mark in marks if kept.find(mark.snapshot_id) is None]
             if marks:
                 writes[binding.topic_id] = await self._snapshots.plan(binding.topic_id, marks)
         return writes

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from icestream import errors, limits
-from icestream.catalogs.table_catalog import CommitDone, CommitOutcome, TableCatalog, TableChange
+from icestream.catalogs.table_catalog import CommitDone, CommitOutcome, LoadedTable, TableCatalog, TableChange
 from icestream.iceberg import table_commit, values
 from icestream.iceberg.file_io import TableFiles
 from icestream.iceberg.identifier import Identifier
@@ -293,6 +293,8 @@ class Committer:
             return CommittedSnapshot(snapshot_id, is_repeat=outcome.repeated is not None)
         table.table = table_commit.apply_updates(table.table, None, draft.snapshot.updates, self._now_ms())
         table.manifests = draft.snapshot.manifests
+        # A snapshot that was to expire got a branch or tag since, and stayed.
+        table.is_stale |= outcome.table is not None and not _has_expired(outcome.table, draft)
         self._manifests.remember(draft.snapshot.entries, draft.merged_paths)
         return CommittedSnapshot(draft.snapshot.snapshot_id)
 
@@ -386,3 +388,16 @@ def _requirements(table: TableMetadata) -> list[Object]:
         {"type": "assert-current-schema-id", "current-schema-id": table.fields["current-schema-id"]},
         {"type": "assert-default-spec-id", "default-spec-id": table.fields["default-spec-id"]},
     ]
+
+
+def _has_expired(table: LoadedTable, draft: CommitDraft) -> bool:
+    """Whether the table that the catalog returned has none of the snapshots that the commit was to remove."""
+    expired_ids = {
+        snapshot_id
+        for update in draft.snapshot.updates
+        if update["action"] == "remove-snapshots"
+        for snapshot_id in update["snapshot-ids"]
+    }
+    return not expired_ids or expired_ids.isdisjoint(
+        snapshot["snapshot-id"] for snapshot in table.metadata.get("snapshots") or ()
+    )

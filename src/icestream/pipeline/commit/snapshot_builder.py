@@ -35,6 +35,7 @@ from icestream.iceberg.manifests import (
 )
 from icestream.iceberg.snapshots import MAIN
 from icestream.iceberg.table_metadata import TableMetadata
+from icestream.iceberg.updates import expiry_of
 from icestream.iceberg.values import Object
 from icestream.model.pipeline_file_name import list_name, manifest_name
 from icestream.model.task_messages import WrittenFile
@@ -195,7 +196,7 @@ def build_snapshot(
         if expired_id not in tagged_ids
     ]
     if expired_ids:
-        updates.append({"action": "remove-snapshots", "snapshot-ids": expired_ids})
+        updates.append(expiry_of(expired_ids))
     return NewSnapshot(snapshot_id, parent_id, sequence_number, files, all_manifests, live_entries, updates)
 
 

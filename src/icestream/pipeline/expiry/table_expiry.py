@@ -6,7 +6,8 @@ The rule is that of every commit (commit/snapshot_expiry.py), and two more:
     the last progress   the newest snapshot in the history of main that says which offsets are committed stays, if a
                         commit of another engine is main: without it nobody knows where ingest goes on (hazard 95)
 
-The commit requires that main has not moved since, in any catalog.
+The commit requires that main has not moved since, in any catalog. A snapshot that got a branch or tag since stays
+(iceberg/updates.py, KEEP_REFERENCED).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from icestream.catalogs.table_catalog import CommitOutcome, TableCatalog, TableC
 from icestream.iceberg.identifier import Identifier
 from icestream.iceberg.manifest_reader import ManifestReader
 from icestream.iceberg.table_metadata import TableMetadata
+from icestream.iceberg.updates import expiry_of
 from icestream.iceberg.values import Object
 from icestream.pipeline.commit.snapshot_expiry import TagRetention, expired, tag_updates
 from icestream.pipeline.expiry.tag_bytes import TagBytes, TagBytesCount, kept_snapshots
@@ -103,7 +105,7 @@ class TableExpiry:
             {"action": "remove-snapshot-ref", "ref-name": name} for name in (*plan.old_tags, *plan.surplus_tags)
         ]
         if plan.snapshot_ids:
-            updates.append({"action": "remove-snapshots", "snapshot-ids": list(plan.snapshot_ids)})
+            updates.append(expiry_of(plan.snapshot_ids))
         return await self._catalog.commit(identifier, TableChange(requirements, updates))
 
 
