@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import dataclasses
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
-from icestream.catalogs.table_catalog import CommitDone, TableChange
+from icestream.catalog.catalog_keys import foreign_table_key, topic_key
+from icestream.catalogs.mirror import decode_foreign_table
+from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableChange
 from icestream.iceberg import table_metadata as tables
 from icestream.iceberg.identifier import Identifier
+from icestream.iceberg.table_metadata import TableMetadata
 from icestream.pipeline.commit.snapshot_expiry import DAY_TAG, TagRetention
 from icestream.pipeline.driver.job import ORDER, JobRegistry
 from icestream.pipeline.driver.job_guard import JobGuard
 from icestream.pipeline.expiry.expiry_job import ExpiryJob
-from icestream.pipeline.expiry.table_expiry import TableExpiry
+from icestream.pipeline.expiry.table_expiry import ExpiryPlan, TableExpiry
 from icestream.pipeline.expiry.topic_table_list import TopicTableList
 from tests.support.fault_world import FaultWorld, name_of
 from tests.support.foreign_engine import ForeignEngine
@@ -199,6 +205,82 @@ async def test_a_tag_that_an_engine_sets_between_rounds_stays(world: FaultWorld)
     await ingest(world, life, 1)
     assert await tags(world, 1) == ["audit"]
     await world.check()
+
+
+async def detach(world: FaultWorld) -> None:
+    key = foreign_table_key(1) if world.is_foreign else topic_key(1)
+    entry = await world.store.get(key)
+    assert entry is not None
+    if world.is_foreign:
+        mirror = msgspec.structs.replace(decode_foreign_table(key, entry), is_detached=True)
+        await world.store.put(key, msgspec.json.encode(mirror))
+    else:
+        await world.store.delete(key)
+
+
+async def test_a_detached_table_keeps_its_snapshots(world: FaultWorld) -> None:
+    """It was a topic's when it was listed."""
+    life = world.driver()
+    await ingest(world, life)
+    job = add_expiry(world, life)
+    await look(world, life, job, 700)  # listed; nothing is old yet
+    assert len(await snapshots(world, 1)) == 3
+    await detach(world)
+    await look(world, life, job)
+    assert [len(await snapshots(world, topic_id)) for topic_id in (1, 2)] == [3, 1]
+
+
+async def test_a_table_that_is_detached_after_the_look_keeps_its_snapshots(world: FaultWorld) -> None:
+    life = world.driver()
+    await ingest(world, life)
+    job = add_expiry(world, life)
+    await look(world, life, job, 700)
+    plan, detached = job._expiry.plan, (await world.catalog.load(name_of(1))).uuid
+
+    async def overtaken(table: TableMetadata, history_ms: int) -> ExpiryPlan:
+        if table.uuid == detached:
+            await detach(world)
+        return await plan(table, history_ms)
+
+    job._expiry.plan = overtaken  # type: ignore[method-assign]
+    await look(world, life, job)
+    assert [len(await snapshots(world, topic_id)) for topic_id in (1, 2)] == [3, 1]
+
+
+async def test_a_table_of_another_uuid_under_the_name_is_left_alone(world: FaultWorld) -> None:
+    """It is a user's, who made it after the topic's was dropped."""
+    life = world.driver()
+    await ingest(world, life)
+    job = add_expiry(world, life)
+    await look(world, life, job, 700)
+    load, planned = job._catalog.load, []
+
+    async def replaced(identifier: Identifier) -> LoadedTable:
+        loaded = await load(identifier)
+        if identifier != name_of(1):
+            return loaded
+        return dataclasses.replace(loaded, metadata={**loaded.metadata, "table-uuid": str(uuid.uuid4())})
+
+    plan = job._expiry.plan
+
+    async def noted(table: TableMetadata, history_ms: int) -> ExpiryPlan:
+        planned.append(table.uuid)
+        return await plan(table, history_ms)
+
+    job._catalog, job._expiry.plan = LoadingCatalog(job._catalog, replaced), noted  # type: ignore[assignment, method-assign]
+    await look(world, life, job)
+    assert set(planned) == {(await world.catalog.load(name_of(2))).uuid}
+
+
+class LoadingCatalog:
+    """A catalog whose tables are loaded in another way."""
+
+    def __init__(self, catalog: Any, load: Callable[[Identifier], Awaitable[LoadedTable]]) -> None:
+        self._catalog = catalog
+        self.load = load
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
 
 
 async def kept_bytes(world: FaultWorld) -> int:

@@ -6,6 +6,9 @@
     commit   in the first turn after that, between two rounds, under the lease: a commit of its own for each table that
              something expires of (table_expiry.py)
 
+A table is looked at and changed only while the metadata store names it, with its UUID, as that of its topic: it may be
+detached, renamed, dropped, or replaced at any time, and another one of its name is its owner's.
+
 With each commit of ingest snapshots and tags expire by their age in any case (commit/snapshot_expiry.py).
 """
 
@@ -34,7 +37,7 @@ _log = get_logger("pipeline.expiry")
 
 
 class ExpiringTable(NamedTuple):
-    """What expires of a table, or why that is not known. Without a table: it is gone."""
+    """What expires of a table, or why that is not known. Without a table: it is gone, or no topic's any more."""
 
     named: NamedTable
     table: TableMetadata | None = None
@@ -130,12 +133,23 @@ class ExpiryJob(Job[list[ExpiringTable], None]):
 
     async def _expiring(self, named: NamedTable) -> ExpiringTable:
         try:
+            if not await self._is_bound(named):
+                return ExpiringTable(named)
             table = tables.load((await self._catalog.load(named.identifier)).metadata)
+            if not await self._is_bound(named, table):
+                return ExpiringTable(named)
             return ExpiringTable(named, table, await self._expiry.plan(table, self._history_ms.get(named.topic_id, 0)))
         except (errors.UnknownTable, errors.UnknownNamespace):
             return ExpiringTable(named)
         except Exception as error:  # noqa: BLE001  # raised again in the turn, for this table alone
             return ExpiringTable(named, error=error)
+
+    async def _is_bound(self, named: NamedTable, table: TableMetadata | None = None) -> bool:
+        """Whether the topic still has a table of this name, and it is the one with this metadata."""
+        bound = await self._table_list.bound(named.topic_id)
+        if bound is None or bound.identifier != named.identifier:
+            return False
+        return table is None or bound.uuid == table.uuid
 
     async def run(self, turn: Turn, plan: list[ExpiringTable]) -> None:
         """Nothing: the look was taken beside the rounds."""
@@ -160,6 +174,10 @@ class ExpiryJob(Job[list[ExpiringTable], None]):
             self._due_ns.pop(expiring.named, None)
             return
         if plan.is_empty:
+            return
+        # Again: the look may have taken minutes, and the history of a table that is no topic's any more is not ours.
+        if not await self._is_bound(expiring.named, table):
+            self._due_ns.pop(expiring.named, None)
             return
         self._lease.check()
         with self._effects.happens(Effect.COMMIT_CARE):
