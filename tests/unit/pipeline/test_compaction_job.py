@@ -214,6 +214,32 @@ async def test_a_request_for_an_unknown_table_ends_with_the_reason(world: FaultW
     assert "/default/nope cannot be opened" in life.report.maintenance.reason
 
 
+@pytest.mark.parametrize("error", [KeyError("no such thing"), errors.TableUnreadable("damaged")])
+async def test_a_request_whose_commit_fails_ends_with_the_reason(world: FaultWorld, error: Exception) -> None:
+    """It asks for no backoff: planned again it would rewrite the same files with every turn."""
+    life, writer = world.driver(), LocalGroupWriter()
+    await ingest(world, life)
+    job = add_compaction(life, writer=writer, options=CompactionOptions(False))
+    commit = job._commit.commit
+
+    async def fails(*_: Any) -> Any:
+        raise error
+
+    job._commit.commit = fails  # type: ignore[method-assign]
+    job.request(MaintenanceRequest("a", [RequestedTable(1, "/default/t1")]))
+    for _ in range(8):
+        await life.driver.turn()
+    progress = life.report.maintenance
+    assert progress is not None
+    assert (progress.is_done, job.is_busy, writer.groups) == (True, False, 1)
+    assert "the commit to the table of /default/t1 failed" in progress.reason
+    job._commit.commit = commit  # type: ignore[method-assign]
+    job.request(MaintenanceRequest("b", [RequestedTable(1, "/default/t1")]))
+    await compact(life, job)
+    assert len(await data_files(world)) == 1
+    await world.check()
+
+
 # --- when it does not -------------------------------------------------------------------------------------------------
 
 

@@ -508,9 +508,14 @@ class CompactionJob(Job[CompactionPlan, list[GroupResult]]):
         with turn.timed("commit_compaction"):
             for topic_id, results in by_table.items():
                 topic = plan.groups[results[0].number].table.topic
+                is_decided = False
                 with turn.guard.protect(self.name, topic_id, topic):
                     await self._commit_table(plan.groups, results)
                     turn.guard.succeeded(self.name, topic_id)
+                    is_decided = True
+                if not is_decided:
+                    # Planned again it would be rewritten again at once: a request asks for no backoff of its tables.
+                    self._abandon_request(f"the commit to the table of {topic} failed: `icestream pipeline status`")
                 self._changed.add(topic_id)
 
     async def _commit_table(self, groups: Sequence[TableGroup], results: Sequence[GroupResult]) -> None:
