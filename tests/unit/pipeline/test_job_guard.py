@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -160,6 +161,51 @@ async def test_ingest_that_fails_unexpectedly_goes_on_under_a_new_epoch(pipeline
     metadata = (await pipeline.world.catalog.load(Identifier(("default",), "t1"))).metadata
     assert metadata["snapshots"][-1]["summary"]["total-records"] == "5"
     assert pipeline.driver.report.as_document()["ok"]
+
+
+async def test_a_commit_request_waits_for_the_backoff_of_ingest(pipeline: PipelineHarness) -> None:
+    """Until it is over no turn ends, however often the request is made; then everything is committed."""
+    clock, original = pipeline.world.clock, pipeline.ingest.run
+    assert isinstance(clock, SimulatedClock)
+
+    async def fails(*_: Any) -> Any:
+        raise KeyError("no such thing")
+
+    pipeline.ingest.run = fails  # type: ignore[method-assign]
+    pipeline.broker.publish(1, 5)
+    pipeline.driver.expedite()
+    await pipeline.driver.turn()
+    turn = asyncio.create_task(pipeline.driver.turn())
+    while not clock._sleepers and not turn.done():
+        await asyncio.sleep(0)
+        pipeline.driver.expedite()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not turn.done(), "the next turn would be the same"
+    pipeline.ingest.run = original  # type: ignore[method-assign]
+    clock.advance(limits.PIPELINE_RETRY_SECONDS_MAX)
+    await turn
+    assert pipeline.driver.is_expedited
+    await pipeline.driver.turn()
+    assert pipeline.broker.floors == {(1, 0): 5}
+    assert not pipeline.driver.is_expedited
+
+
+async def test_a_commit_request_without_messages_waits_as_long_as_any_turn(pipeline: PipelineHarness) -> None:
+    with pipeline.driver.jobs.guard.protect("ingest"):
+        raise KeyError("no such thing")
+    waits: list[int] = []
+    ask = pipeline.broker.backlog
+
+    async def backlog(wait_ms: int, *arguments: Any) -> Any:
+        waits.append(wait_ms)
+        return await ask(wait_ms, *arguments)
+
+    pipeline.broker.backlog = backlog  # type: ignore[method-assign]
+    pipeline.driver.expedite()
+    await pipeline.driver.turn()
+    assert all(waits)
+    assert pipeline.driver.is_expedited
 
 
 async def test_a_topic_whose_table_meets_a_programming_error_is_halted_alone(

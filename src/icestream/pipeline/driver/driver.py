@@ -118,14 +118,16 @@ class Driver:
         """Asks the broker for the backlog, runs the jobs that are due, and waits if none was."""
         self.report.set_phase("waiting" if self.report.rounds else "idle")
         await self.report.publish()
-        is_expedited = self._expedite.is_set()
+        # While ingest is backed off a request for commit-now waits for it, and the turn is one like any other.
+        is_expedited = self._expedite.is_set() and self.jobs.guard.may_run(IngestJob.name)
         with self._effects.happens(Effect.ASK):
             halted_ids = self._tables.halted_ids()
             backlog = await self._ask_backlog(0 if is_expedited else self._backlog_wait_ms, halted_ids)
         self.report.set_backlog(backlog, self._clock.wall_us())
         self._tables.drop_finished_halts(backlog, halted_ids)
         # Cleared before the round: a request that arrives while it runs starts another one.
-        self._expedite.clear()
+        if is_expedited:
+            self._expedite.clear()
         try:
             turn = await self.round(backlog, is_expedited)
         except errors.IcestreamError:
@@ -181,6 +183,9 @@ class Driver:
             seconds = max(retry_seconds, limits.PIPELINE_RETRY_SECONDS_MIN)
         else:
             seconds = min(max((due_us - self._clock.wall_us()) / 1e6, 0.001), limits.PIPELINE_LOOK_SECONDS)
+        if not self.jobs.guard.may_run(IngestJob.name):
+            await self._clock.sleep(seconds)  # a request that is set already would end every wait at once
+            return
         expedited = asyncio.ensure_future(self._expedite.wait())
         sleeping = asyncio.ensure_future(self._clock.sleep(seconds))
         try:
