@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from icestream import errors
 from icestream.catalog.catalog_keys import foreign_table_key, topic_key
 from icestream.catalogs.mirror import decode_foreign_table
 from icestream.catalogs.table_catalog import CommitDone, LoadedTable, TableChange
@@ -127,6 +128,34 @@ async def test_expiry_that_is_overtaken_changes_nothing_and_is_tried_again(world
     assert len(await snapshots(world, 1)) >= 1
     await look(world, life, job)
     assert len(await snapshots(world, 1)) == 1
+    await world.check()
+
+
+async def test_a_round_that_fails_discards_no_look(world: FaultWorld) -> None:
+    """The next one would be an hour later."""
+    life = world.driver()
+    await ingest(world, life)
+    job = add_expiry(world, life)
+    await life.lease.release()
+    world.clock.advance(3_700)
+    await life.driver.turn()
+    await job._look  # type: ignore[misc]  # the list of tables
+    for _ in range(2):
+        await life.driver.turn()
+    await job._look  # type: ignore[misc]
+    await world.publish_some()
+    ingest_job = next(job for job in life.jobs if job.name == "ingest")
+    run = ingest_job.run
+
+    async def fails(*_: Any) -> Any:
+        raise errors.EngineFailed("Spark died")
+
+    ingest_job.run = fails  # type: ignore[method-assign]
+    with pytest.raises(errors.EngineFailed):
+        await life.driver.turn()
+    assert [len(await snapshots(world, topic_id)) for topic_id in (1, 2)] == [1, 1]
+    ingest_job.run = run  # type: ignore[method-assign]
+    await world.drain(life)
     await world.check()
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from icestream import errors
 from icestream.catalog import catalog_keys
 from icestream.catalog.catalog_records import decode_relation
 from icestream.catalog.topic_rules import topic_schema
@@ -209,6 +211,34 @@ async def test_compaction_comes_last(world: FaultWorld) -> None:
     assert [request.id for request in operator.handed_over] == ["a"]
     assert not progress.is_done
     assert [group.job for group in progress.plan] == [CLEAN_UP]
+
+
+@pytest.mark.parametrize("error", [errors.EngineFailed("Spark died"), errors.LeaseLost("taken")])
+async def test_a_request_is_not_lost_with_a_round_that_fails(either: FaultWorld, error: errors.IcestreamError) -> None:
+    """A lost lease ends the turn of all jobs: the request is carried out in the next one."""
+    life = either.driver()
+    await rounds(either, life, 3)
+    await pass_time(either, life, 3_700)
+    operator = Operator(either, life)
+    await either.publish(1, 3)
+    ingest = next(job for job in life.jobs if job.name == "ingest")
+    run = ingest.run
+
+    async def fails(*_: Any) -> Any:
+        raise error
+
+    ingest.run = fails  # type: ignore[method-assign]
+    with pytest.raises(type(error)):
+        await operator.ask(EXPIRE)
+    ingest.run = run  # type: ignore[method-assign]
+    if isinstance(error, errors.LeaseLost):
+        await life.driver.turn()
+    progress = life.report.maintenance
+    assert progress is not None
+    assert progress.is_done
+    assert not progress.reason
+    await rounds(either, life, 1)
+    await either.check()
 
 
 async def test_an_error_ends_a_request_with_its_reason(world: FaultWorld) -> None:

@@ -196,11 +196,13 @@ class Driver:
             await asyncio.gather(expedited, sleeping, return_exceptions=True)
 
     async def round(self, backlog: Backlog, is_expedited: bool = False) -> Turn:
-        """Plans all jobs that are due, then runs and commits their plans."""
+        """Plans all jobs that are due, then runs and commits their plans. Raises LeaseLost, and after that of all jobs
+        an expected error of ingest."""
         report = RoundReport(self._clock.wall_us() // 1000, 0)
         expedited_us = self._expedite_requested_us if is_expedited else None
         turn = Turn(backlog, expedited_us, report, self._clock, self.jobs.guard)
         plans: list[tuple[Job[Any, Any], Any]] = []
+        ingest_error: errors.IcestreamError | None = None
         has_lease = False
         guard = self.jobs.guard
         turn.is_ingest_paused = not guard.may_run(IngestJob.name)
@@ -227,22 +229,36 @@ class Driver:
             span("round", topics=report.topics, epoch=self._lease.epoch) if report.topics else contextlib.nullcontext()
         ):
             for job, plan in plans:
-                with guard.protect(job.name, is_ingest=job.name == IngestJob.name):
-                    await execute(job, turn, plan)
-                    if not job.is_busy:  # what it has started may still fail
-                        guard.succeeded(job.name)
+                try:
+                    with guard.protect(job.name, is_ingest=job.name == IngestJob.name):
+                        await execute(job, turn, plan)
+                        if not job.is_busy:  # what it has started may still fail
+                            guard.succeeded(job.name)
+                except errors.LeaseLost:
+                    raise
+                except errors.IcestreamError as error:
+                    # Of ingest: it ends the turn once the other jobs have done what they have planned, because a plan
+                    # that is not run is lost.
+                    ingest_error = error
+        if ingest_error is not None:
+            await self._distrust_memory()
+            raise ingest_error
         if report.topics or report.committed:
             self.report.add_round(report)
             _log.info("round committed", **report.as_document())
-        if guard.take_unexpected():
-            # What the job has left half done in memory is not to be trusted: tables are read again. After a failure of
-            # ingest also under a new epoch, as after a restart of the process.
-            if guard.may_run(IngestJob.name):
-                self._tables.mark_stale(self._tables.loaded_ids())
-            else:
-                await self._lease.release()
-                self._tables.clear()
+        await self._distrust_memory()
         return turn
+
+    async def _distrust_memory(self) -> None:
+        """After an unexpected failure: what the job has left half done in memory is not to be trusted, and tables are
+        read again. After one of ingest also under a new epoch, as after a restart of the process."""
+        if not self.jobs.guard.take_unexpected():
+            return
+        if self.jobs.guard.may_run(IngestJob.name):
+            self._tables.mark_stale(self._tables.loaded_ids())
+        else:
+            await self._lease.release()
+            self._tables.clear()
 
     async def _acquire_lease(self) -> None:
         with self._effects.happens(Effect.TAKE_LEASE):

@@ -4,8 +4,8 @@
     of one table        the job leaves that table alone until its backoff is over, and goes on with the others
     of the job itself   the driver leaves the job alone until its backoff is over; the other jobs run
     LeaseLost           ends the turn: it concerns every job
-    IcestreamError      of ingest ends the turn, which is retried; of every other job it is a failure as above, and
-                        StorageUnavailable one of the job, whichever table met it
+    IcestreamError      of ingest ends the turn after the plans of the other jobs, and is retried; of every other job it
+                        is a failure as above, and StorageUnavailable one of the job, whichever table met it
 
 A failure counts until the job, or its work on that table, succeeds, or is not tried again for JOB_RETRY_SECONDS_MAX
 after its backoff: then there is nothing left to do. Failures are in the report of the driver

@@ -97,10 +97,12 @@ class RequestedCareJob(Job[MaintenanceRequest, None]):
         return self._request is not None
 
     async def plan(self, turn: Turn) -> MaintenanceRequest | None:
-        request, self._request = self._request, None
-        return request
+        return self._request
 
     async def run(self, turn: Turn, plan: MaintenanceRequest) -> None:
+        # Only now: a turn that ends before has done nothing of it, and its command waits.
+        if self._request is plan:
+            self._request = None
         progress = self._report.maintenance
         if progress is None or progress.id != plan.id:
             return
