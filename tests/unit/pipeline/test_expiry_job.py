@@ -312,6 +312,25 @@ class LoadingCatalog:
         return getattr(self._catalog, name)
 
 
+async def test_a_table_that_cannot_be_reached_keeps_no_other_one_from_its_expiry(world: FaultWorld) -> None:
+    """The job is backed off for it, after the others."""
+    life = world.driver()
+    await ingest(world, life)
+    job = add_expiry(world, life)
+    load = job._catalog.load
+
+    async def unreachable(identifier: Identifier) -> LoadedTable:
+        if identifier == name_of(1):
+            raise errors.StorageUnavailable("no route")
+        return await load(identifier)
+
+    job._catalog = LoadingCatalog(job._catalog, unreachable)  # type: ignore[assignment]
+    await look(world, life, job)
+    assert [len(await snapshots(world, topic_id)) for topic_id in (1, 2)] == [3, 1]
+    (failure,) = life.jobs.guard.documents()
+    assert (failure["job"], failure["topic"], failure["error"]) == ("expiry", "", "no route")
+
+
 async def kept_bytes(world: FaultWorld) -> int:
     table = tables.load((await world.catalog.load(name_of(1))).metadata)
     expiry = TableExpiry(world.catalog, world.avro, world.clock, world.history, 10**12)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from icestream import errors
 from icestream.catalog import catalog_keys
 from icestream.catalogs.table_catalog import CommitOutcome, CommitRefused, TableCatalog, TableChange
 from icestream.iceberg import table_metadata as tables
@@ -24,6 +25,7 @@ from icestream.pipeline.commit.offset_ledger import TopicCommit
 from icestream.pipeline.commit.snapshot_expiry import TagRetention
 from icestream.pipeline.driver.effects import Effect, Fault
 from icestream.pipeline.file_cleanup.folder_survey import FolderSurvey
+from icestream.pipeline.retention.table_retention_job import TableRetentionJob
 from tests.support.catalog_servers import catalog_of
 from tests.support.fault_world import HANGS_SECONDS, FaultWorld, name_of
 from tests.support.interruptible_driver import DriverKilled, InterruptibleDriver, StopPoint
@@ -86,6 +88,32 @@ async def test_a_turn_has_exactly_these_effects(world: FaultWorld) -> None:
     await look(world, driver)
     assert [effect for effect in Effect if driver.effects.counts[effect]] == sorted(EFFECTS, key=[*Effect].index)
     assert await world.first(1) == FIRST
+    await world.check()
+
+
+@pytest.mark.parametrize("unreachable", [1, 2])
+async def test_a_table_that_cannot_be_reached_keeps_no_other_one_from_its_retention(
+    world: FaultWorld, unreachable: int
+) -> None:
+    """Whichever of the two is looked at first. The job is backed off for it."""
+    world.retained = [KEPT, RetainedTopic(2, "/default/t2", messages_max=3)]
+    driver = world.driver()
+    (job,) = [job for job in driver.jobs if isinstance(job, TableRetentionJob)]
+    plan_table = job._plan_table
+
+    async def fails(topic: RetainedTopic, *arguments: Any, **options: Any) -> Any:
+        if topic.topic_id == unreachable:
+            raise errors.StorageUnavailable("no route")
+        return await plan_table(topic, *arguments, **options)
+
+    job._plan_table = fails  # type: ignore[method-assign]
+    await look(world, driver)
+    assert [bool(await world.first(topic_id)) for topic_id in (1, 2)] == [unreachable != 1, unreachable != 2]
+    (failure,) = driver.jobs.guard.documents()
+    assert (failure["job"], failure["topic"], failure["error"]) == ("retention", "", "no route")
+    job._plan_table = plan_table  # type: ignore[method-assign]
+    await look(world, driver)
+    assert all([await world.first(topic_id) for topic_id in (1, 2)])
     await world.check()
 
 

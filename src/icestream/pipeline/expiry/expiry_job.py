@@ -157,14 +157,22 @@ class ExpiryJob(Job[list[ExpiringTable], None]):
     # --- commit ---
 
     async def commit(self, turn: Turn, plan: list[ExpiringTable], result: None) -> None:
+        """Raises StorageUnavailable of the first table that met it, after all of them were tried."""
+        unavailable: errors.StorageUnavailable | None = None
         with turn.timed("expiry"):
             for expiring in plan:
                 topic_id, identifier = expiring.named
                 if not turn.guard.may_run(self.name, topic_id):
                     continue
-                with turn.guard.protect(self.name, topic_id, str(identifier)):
-                    await self._commit(expiring)
-                    turn.guard.succeeded(self.name, topic_id)
+                try:
+                    with turn.guard.protect(self.name, topic_id, str(identifier)):
+                        await self._commit(expiring)
+                        turn.guard.succeeded(self.name, topic_id)
+                except errors.StorageUnavailable as error:
+                    # Perhaps of this table's store alone. The others are due with it again, and would never be reached.
+                    unavailable = unavailable or error
+        if unavailable is not None:
+            raise unavailable
 
     async def _commit(self, expiring: ExpiringTable) -> None:
         (topic_id, identifier), table, plan = expiring.named, expiring.table, expiring.plan

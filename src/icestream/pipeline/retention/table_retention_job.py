@@ -102,6 +102,7 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
         self._effects = effects
         self._clock = clock
         self._next_look_ns: dict[int, int] = {}  # by topic id, monotonic
+        self._unavailable: errors.StorageUnavailable | None = None  # what the first topic of this turn met
         # By topic id: a snapshot of main and what was acked when nothing could go.
         self._fruitless: dict[int, tuple[int | None, ConsumedOffsets | None]] = {}
         # By topic id, a snapshot of main: no file of it lies below the first kept offsets, nor of those that follow it.
@@ -143,11 +144,15 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
 
     async def plan(self, turn: Turn) -> list[RetainedTopic] | None:
         """The topics that are due. What to remove of them is decided in `run`, so that no round waits for it."""
-        return [topic for topic in turn.backlog.retained if self._is_due(topic)]
+        due = [topic for topic in turn.backlog.retained if self._is_due(topic)]
+        # The oldest debt first: a topic whose table takes all the time of a turn, again and again, delays no other one
+        # for ever.
+        return sorted(due, key=lambda topic: self._next_look_ns.get(topic.topic_id, 0))
 
     async def run(self, turn: Turn, plan: list[RetainedTopic]) -> Removals:
         """Decides what to remove, for as many topics as a turn has time for; the others stay due."""
         removals: Removals = []
+        self._unavailable = None
         deadline_ns = self._clock.monotonic_ns() + int(limits.RETENTION_TURN_SECONDS * 1e9)
         with turn.timed("retention_plan"):
             now_ms = await self._retention_clock.now_ms()
@@ -157,9 +162,13 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
                 self._look_again(topic.topic_id, limits.RETENTION_LOOK_SECONDS)
                 if not turn.guard.may_run(self.name, topic.topic_id):
                     continue
-                with turn.guard.protect(self.name, topic.topic_id, topic.name):
-                    removals += await self._plan_topic(topic, consumed.get(topic.topic_id), now_ms)
-                    turn.guard.succeeded(self.name, topic.topic_id)
+                try:
+                    with turn.guard.protect(self.name, topic.topic_id, topic.name):
+                        removals += await self._plan_topic(topic, consumed.get(topic.topic_id), now_ms)
+                        turn.guard.succeeded(self.name, topic.topic_id)
+                except errors.StorageUnavailable as error:
+                    # Perhaps of this table's store alone. What was planned is noted as removed today: it is committed.
+                    self._unavailable = self._unavailable or error
                 if self._clock.monotonic_ns() >= deadline_ns or len(removals) >= limits.COMMIT_TABLES_MAX:
                     break
         return removals
@@ -324,8 +333,13 @@ class TableRetentionJob(Job[list[RetainedTopic], Removals]):
     # --- the commit ---
 
     async def commit(self, turn: Turn, plan: list[RetainedTopic], result: Removals) -> None:
-        if not result:
-            return
+        """Raises StorageUnavailable, after the commit also that of a topic which could not be planned."""
+        if result:
+            await self._remove(turn, result)
+        if self._unavailable is not None:
+            raise self._unavailable
+
+    async def _remove(self, turn: Turn, result: Removals) -> None:
         with turn.timed("retention_commit"), self._effects.happens(Effect.COMMIT_CARE):
             results = await self._commits.commit([removal.retention for removal in result])
         for removal in result:
