@@ -29,5 +29,5 @@ def print_failed_jobs(failures: Sequence[Mapping[str, Any]]) -> None:
         place = f" of {entry['topic']}" if entry["topic"] else ""
         print_note(
             f"{entry['job']}{place} failed {counted(entry['times'], 'time')}: {entry['error']}; "
-            f"tried again in {entry['retry_seconds']:.0f} s"
+            f"tried again in {entry['retry_seconds']:.0f} s at the earliest"
         )
