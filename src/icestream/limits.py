@@ -468,6 +468,9 @@ METADATA_LIST_MAX: Final = 1_000
 METADATA_ANSWER_BYTES_MAX: Final = 512 * KIB
 # A call of a process of this node carries the largest command, and a few names around it.
 LOCAL_CALL_BYTES_MAX: Final = 4 * MIB
+# An answer to one: records of the log, or a part of the frozen metadata store. BACKUP_TAIL_READ_BYTES and the largest
+# section fit, also with a large `max_message_bytes`.
+LOCAL_RESULT_BYTES_MAX: Final = FRAME_BYTES_MAX
 # Watches of one connection: each is a task.
 METADATA_WATCHES_MAX: Final = 64
 # Changes of a watch that wait in another process; beyond that the watch gets a Resync.

@@ -51,7 +51,7 @@ class CallGroup(Protocol):
 def local_call_table(*groups: CallGroup) -> CallTable:
     """The calls of the local socket: the public ones, and those of the groups."""
     calls = {name: call for group in groups for name, call in group.calls().items()}
-    return CallTable({**CALLS, **calls}, limits.LOCAL_CALL_BYTES_MAX, admit_call)
+    return CallTable({**CALLS, **calls}, limits.LOCAL_CALL_BYTES_MAX, admit_call, limits.LOCAL_RESULT_BYTES_MAX)
 
 
 def _native_call(instance: object, call: AdminCall[Any, Any], method: Method[Any, Any]) -> Call:

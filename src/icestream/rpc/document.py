@@ -2,8 +2,8 @@
 
 A document is a map with text keys. Its values are nil, booleans, integers of 64 bits, floats, text (UTF-8), bytes,
 lists and further maps with text keys; no extension types. It has at most DOCUMENT_BYTES_MAX bytes, DOCUMENT_ITEMS_MAX
-values (keys count too) and DOCUMENT_DEPTH_MAX levels; a CALL at most CALL_BYTES_MAX and CALL_ITEMS_MAX. If a key occurs
-twice the last value counts. Readers ignore unknown keys.
+values (keys count too) and DOCUMENT_DEPTH_MAX levels; a CALL at most CALL_BYTES_MAX and CALL_ITEMS_MAX, a RESULT of the
+local socket LOCAL_RESULT_BYTES_MAX. If a key occurs twice the last value counts. Readers ignore unknown keys.
 
     CALL     {method, arguments}                  arguments: a document; empty if it is missing
     ERROR    {code, message, hint, retryable}     the texts are cut at ERROR_MESSAGE_BYTES_MAX and ERROR_HINT_BYTES_MAX

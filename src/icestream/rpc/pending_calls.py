@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from icestream import errors
+from icestream import errors, limits
 from icestream.rpc import document
 from icestream.rpc.document import Document
 from icestream.rpc.frame import Frame, FrameKind
@@ -62,7 +62,7 @@ class PendingCalls:
         if frame.kind == FrameKind.ERROR:
             call.reply.set_exception(document.decode_error(frame.body))
             return True
-        reply = {} if frame.kind == FrameKind.PONG else document.decode(frame.body)
+        reply = {} if frame.kind == FrameKind.PONG else document.decode(frame.body, limits.FRAME_BYTES_MAX)
         if call.on_reply is not None:
             call.on_reply(reply)
         call.reply.set_result(reply)

@@ -632,7 +632,8 @@ class NativeConnection(asyncio.BufferedProtocol):
             call = self._call_table.calls.get(method)
             if call is None:
                 raise errors.InvalidInput(f"unknown method {method!r}", hint="docs/protocol.md lists them")
-            result = document.encode(await call(self._caller(method, arguments), arguments))
+            answer = await call(self._caller(method, arguments), arguments)
+            result = document.encode(answer, self._call_table.result_bytes_max)
         except errors.IcestreamError as error:
             self.out.send_frame(FrameKind.ERROR, number, document.encode_error(error))
         except Exception:

@@ -369,6 +369,7 @@ class CallTable(NamedTuple):
     # Decides about a call: the method, the broker for the connection, and for the session that the call names.
     # Returns the broker of the deciding session. None: every client may make every call with its own rights.
     admit: Callable[[str, GuardedBroker, GuardedBroker | None], GuardedBroker] | None = None
+    result_bytes_max: int = limits.DOCUMENT_BYTES_MAX
 
 
 PUBLIC: Final = CallTable(CALLS)
