@@ -118,7 +118,7 @@ class CareFaultRun(FaultRun):
                 self._start("lake", "erase", TOPIC, "--where", where, "--history", self._history, "--yes")
 
     def _start(self, *words: str) -> None:
-        """A command that nobody waits for: it may fail with the process that it asks."""
+        """A command in the background: it may fail with the process that it asks."""
         broker = ("--output", "json", "--broker", str(self._folder / "data" / "broker.sock"))
         process = subprocess.Popen(
             [*COMMAND, *words, *broker],

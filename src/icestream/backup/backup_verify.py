@@ -121,7 +121,7 @@ class BackupVerification:
             return [BackupFinding(root_name, "warning", text)]
         names = locked_names(root.id, rows, root.objects.path)
         chosen = {root_name, *(names if is_deep else sampled(names, limits.BACKUP_LOCK_SAMPLE))}
-        wanted, findings = ObjectRetention(root.lock.mode, root.lock.until_ms), []
+        required, findings = ObjectRetention(root.lock.mode, root.lock.until_ms), []
 
         async def look(requests: LockRequests, name: str) -> None:
             try:
@@ -131,8 +131,8 @@ class BackupVerification:
             except errors.BackupDamaged as error:
                 findings.append(BackupFinding(name, "error", str(error)))
             else:
-                if existing is None or not existing.covers(wanted):
-                    text = f"it is {retention_text(existing)}, the root says {retention_text(wanted)}"
+                if existing is None or not existing.covers(required):
+                    text = f"it is {retention_text(existing)}, the root says {retention_text(required)}"
                     findings.append(BackupFinding(name, "error", text))
 
         async with locks.connect() as requests:

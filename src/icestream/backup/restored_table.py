@@ -90,8 +90,8 @@ def restored_manifests(
     entries: list[ManifestFile] = []
     for number, (manifest, data) in enumerate(sources):
         location = f"{table.location}/metadata/restored-{number}.avro"
-        kept = [entry for entry in live_entries(manifest.path, data) if entry.file_path not in left_out]
-        if not kept:
+        restored_entries = [entry for entry in live_entries(manifest.path, data) if entry.file_path not in left_out]
+        if not restored_entries:
             continue
         source = SourceManifest(manifest.path, data, manifest.record)
         rewritten = rewrite_manifest(source, location, new_path, new_files, left_out)
@@ -103,8 +103,8 @@ def restored_manifests(
                 manifest,
                 path=location,
                 length=length,
-                live_files=len(kept),
-                live_rows=sum(entry.record_count for entry in kept),
+                live_files=len(restored_entries),
+                live_rows=sum(entry.record_count for entry in restored_entries),
                 record=record,
                 _encoded=None,
             )

@@ -105,7 +105,7 @@ def without_files(
     """
     try:
         file = avro.read_file(data)
-        kept: list[Record] = []
+        live_records: list[Record] = []
         gone: list[ManifestEntry] = []
         for record in file.records:
             entry = ManifestEntry(record)
@@ -122,9 +122,9 @@ def without_files(
                 "file_sequence_number": manifest.sequence_number if file_number is None else file_number,
             }
             record.update(inherited)
-            kept.append(record)
-        encoded = file.with_records(kept) if kept else None
-        listed = _list_record(manifest, kept, len(encoded or b""), partition)
+            live_records.append(record)
+        encoded = file.with_records(live_records) if live_records else None
+        listed = _list_record(manifest, live_records, len(encoded or b""), partition)
         total_bytes = sum(entry.file_size_bytes for entry in gone)
         return FilesRemoval(manifest.path, encoded, listed, len(gone), _rows(gone), total_bytes)
     except Exception as error:  # noqa: BLE001  # fastavro raises exceptions of any class for invalid bytes

@@ -71,7 +71,7 @@ def test_a_file_is_of_the_pipeline_by_its_name_or_by_the_digest_in_it(tmp_path: 
 
 
 def test_a_delete_by_value_is_searched_by_what_it_names(tmp_path: Path) -> None:
-    """Not by offsets: they tell nothing of anybody."""
+    """Offsets alone contain no values of messages."""
     path = tmp_path / "deletes.parquet"
     write(path)
     assert search(path, "key = 'alice'", is_delete=True, cut={0: 1_000}).matched == 2

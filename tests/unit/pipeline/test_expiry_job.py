@@ -160,7 +160,7 @@ async def test_a_round_that_fails_discards_no_look(world: FaultWorld) -> None:
 
 
 async def test_the_last_snapshot_with_offsets_stays_behind_one_of_another_engine(world: FaultWorld) -> None:
-    """Hazard 95: without it nobody knows where ingest goes on."""
+    """Hazard 95: without it the offset at which ingest continues is lost."""
     life = world.driver()
     await ingest(world, life)
     await ForeignEngine(world.catalog, world, "compaction", 1).meddle()

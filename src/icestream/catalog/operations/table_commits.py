@@ -442,9 +442,9 @@ class TableCommits:
             if rewritten is None:
                 continue
             holders = await catalog_holds.held_snapshots(self._runner.store, change.decision.table.uuid or "")
-            held = set().union(*holders.values()) & {snapshot["snapshot-id"] for snapshot in rewritten}
-            if held:
-                raise errors.CommitConflict(f"a backup holds snapshot {min(held)}", hint="leave it as it is")
+            held_ids = set().union(*holders.values()) & {snapshot["snapshot-id"] for snapshot in rewritten}
+            if held_ids:
+                raise errors.CommitConflict(f"a backup holds snapshot {min(held_ids)}", hint="leave it as it is")
 
     async def _plan_marks(self, changed: Sequence[JudgedChange], commits: Commits) -> dict[int, MarkWrites]:
         """Returns the marks, by topic id, of the snapshots that this commit removes from topic tables."""
@@ -455,8 +455,8 @@ class TableCommits:
                 continue
             updates = commits[change.identifier].updates
             marks = snapshot_mark.marks_of_removed(change.loaded.state.table, updates, binding.topic_id, binding.base)
-            kept = change.decision.table.snapshots  # such as one that got a tag since its expiry was planned
-            marks = [mark for mark in marks if kept.find(mark.snapshot_id) is None]
+            snapshots = change.decision.table.snapshots  # such as one that got a tag since its expiry was planned
+            marks = [mark for mark in marks if snapshots.find(mark.snapshot_id) is None]
             if marks:
                 writes[binding.topic_id] = await self._snapshots.plan(binding.topic_id, marks)
         return writes

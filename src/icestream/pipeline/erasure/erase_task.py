@@ -86,7 +86,7 @@ def _count(source: Any, predicate: Predicate, job: SearchJob) -> tuple[int, int]
         stored = _stored_names(parquet.schema_arrow, job)
         compared = {field.column for field in fields_of(predicate)}
         if job.is_delete and not (compared - _POSITION) & stored.keys():
-            return 0, 0  # it names rows by other columns; offsets tell nothing of anybody
+            return 0, 0  # rows are named by other columns, not by offsets
         names = (compared | _POSITION) & stored.keys()
         for number in range(parquet.num_row_groups):
             rows = parquet.read_row_group(number, columns=[stored[name] for name in sorted(names)], use_threads=False)

@@ -1020,7 +1020,7 @@ class ErasureJob(Job[_Erasure, None]):
     async def _telling_entries(self, erasure: _Erasure) -> list[str]:
         """Manifests of snapshots with entries of removed files whose bounds may have an erased key (hazard 97), and
         statistics that have one. An erasure leaves no such entries. One that came later is of a file without the
-        messages, unless a value of the predicate stands in its bounds: then nobody has erased it."""
+        messages, unless a value of the predicate stands in its bounds: then it was not erased."""
         table = erasure.table
         assert table is not None
         record = await self._record(erasure.request.topic_id)

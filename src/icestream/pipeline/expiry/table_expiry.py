@@ -4,7 +4,7 @@ The rule is that of every commit (commit/snapshot_expiry.py), and two more:
 
     bytes of tags       tags of the pipeline keep at most `TagLimits.bytes_max`; the oldest go first (tag_bytes.py)
     the last progress   the newest snapshot in the history of main that says which offsets are committed stays, if a
-                        commit of another engine is main: without it nobody knows where ingest goes on (hazard 95)
+                        commit of another engine is main: without it ingest does not know its next offset (hazard 95)
 
 The commit requires that main has not moved since, in any catalog. A snapshot that got a branch or tag since stays
 (iceberg/updates.py, KEEP_REFERENCED).

@@ -40,7 +40,7 @@ def read_footer(file: bytes | memoryview) -> Struct:
     """Returns the FileMetaData of a file."""
     view = memoryview(file).cast("B")  # a buffer of Arrow has signed bytes
     length = int.from_bytes(view[-8:-4], "little")
-    return _Reader(view[-8 - length : -8]).struct()
+    return _CompactReader(view[-8 - length : -8]).struct()
 
 
 def encode_footer(metadata: Struct) -> bytes:
@@ -54,7 +54,7 @@ def key_values(entries: Mapping[bytes, bytes]) -> Elements:
     return STRUCT, [{1: (BINARY, key), 2: (BINARY, value)} for key, value in entries.items()]
 
 
-class _Reader:
+class _CompactReader:
     """Reads values one after another."""
 
     def __init__(self, data: memoryview) -> None:
